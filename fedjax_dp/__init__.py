@@ -48,7 +48,7 @@ hooks.plot_run.connect("fedjax_dp.tools.figures.runs:plot_run")
 hooks.plot_sweep.connect("fedjax_dp.tools.figures.sweeps:plot_sweep")
 hooks.dataset_of_table.connect("fedjax_dp.tools.formats.columns:from_frame")
 hooks.claims_about.connect("fedjax_dp.tools.papers.claims:claims_about")
-hooks.prescribed_noise.connect("fedjax_dp.tools.papers.noise:prescribed")
+hooks.prescribed_noise.connect("fedjax_dp.tools.papers.noise:prescribed_noise")
 hooks.NOISE_RULES += (
     "dpnfl",
     "cpfed",

@@ -312,14 +312,14 @@ def write_systems() -> None:
     """What other systems' configurations state and what is proved of them, computed anew."""
     rows = system_rows()
     lines = ["| configuration | verdict | claimed | alone | everything |", "|---|---|---|---|---|"]
-    lines += [f"| {row.id} | {row.verdict} | {row.claimed} | {row.alone} | {row.everything} |" for row in rows]
+    lines += [f"| {row.id} | {row.verdict} | {row.claim_text} | {row.noisy_text} | {row.total_text} |" for row in rows]
     about = []
     for row in rows:
         source = ", ".join(map(str, row.source.to_dict().values()))
         about += [f"### {row.id}", "", f"*{source}*", "", row.does, ""]
-        about += [f"* `{reason}`" for reason in row.reasons] if row.checked is None else []
-        about += [f"* `{one.reason}`: {one.words}" for one in (row.checked.findings if row.checked else ())]
-        about += [f"* {row.checked.statement}"] if row.checked else []
+        about += [f"* `{reason}`" for reason in row.reasons] if row.check is None else []
+        about += [f"* `{one.reason}`: {one.words}" for one in (row.check.findings if row.check else ())]
+        about += [f"* {row.check.statement}"] if row.check else []
         about += ["", f"*What would make it true:* {row.needs}", ""]
     text = (HERE / "systems.in.md").read_text()
     _write("systems.md", _with_tables(text, {"systems": "\n".join(lines), "rows": "\n".join(about)}))

@@ -12,7 +12,7 @@ from fedjax_dp import hooks
 from fedjax_dp.privacy import planned_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.tools import cli
-from fedjax_dp.tools.papers.noise import PRESCRIBED
+from fedjax_dp.tools.papers.noise import NOISE_THEOREMS
 
 DATA = ragged_data([20] * 6)
 ALGORITHM = fdp.dpnfl(
@@ -22,7 +22,7 @@ ALGORITHM = fdp.dpnfl(
 
 def test_keyword_arguments_are_the_fields_of_the_value():
     assert set(PrivacyOptions.__annotations__) == {field.name for field in dataclasses.fields(PrivacyTerms)}
-    assert tuple(PRESCRIBED) == tuple(hooks.NOISE_RULES)
+    assert tuple(NOISE_THEOREMS) == tuple(hooks.NOISE_RULES)
 
 
 @pytest.mark.parametrize("function", [fdp.run, fdp.calibrate, fdp.guarantee, fdp.audit])

@@ -1,7 +1,7 @@
-"""How an adversary scores what it received: learnt on pilot trials, then frozen.
+"""Attacks: scores of received messages, learnt on pilot trials and then frozen.
 
-Received is `(trials, times, roles, numbers)`; a score `(trials,)` is larger the more it speaks for the canary. None of
-this needs to be right for a bound to hold: a bad attack only proves less.
+Messages are `(trials, times, roles, numbers)`; larger scores `(trials,)` mean that the canary is more likely present.
+The bounds hold for any attack: a bad attack only proves less.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,19 @@ import scipy
 from scipy.special import logsumexp
 
 Score = Callable[[np.ndarray], np.ndarray]
-LEAST_SPREAD = 1e-9  # of a number, relative to its size: less is rounding
-RIDGE = 1e-6  # on correlations: small, so that noise that two numbers share cancels
-PER_NUMBER = 4  # pilot trials that a learnt coefficient takes
+LEAST_SPREAD = 1e-9  # relative to the size of a number; less is rounding
+RIDGE = 1e-6  # on correlations; small, so that noise shared by two numbers cancels
+PER_NUMBER = 4  # pilot trials for each learnt coefficient
 
 
 class Attack(Protocol):
-    """Learns a score from pilot trials of both worlds; None where it has nothing to learn from."""
+    """Learns a score from pilot trials of both worlds; None if it cannot learn one."""
 
     def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None: ...
 
 
 class Standardizer(NamedTuple):
-    """The centre and spread of every number in the world without the canary."""
+    """The mean and standard deviation of every number in the world without the canary."""
 
     centre: np.ndarray
     spread: np.ndarray
@@ -52,13 +52,13 @@ def _discriminant(absent: np.ndarray, present: np.ndarray, ridge: float) -> np.n
     return np.linalg.solve(alike, shift / unit) / unit
 
 
-class Summed(NamedTuple):
-    """Numbers are summed over times, each in units of its own spread, and weighed by Fisher's discriminant.
+class SumOverTimes(NamedTuple):
+    """Sums standardised numbers over times and weights the sums by Fisher's discriminant.
 
-    The likelihood ratio itself for a canary that is in every batch and noise that is independent and Gaussian.
-    times     `(times,)` bool: when the canary may show;
-    short     so many of the numbers are looked at; None: all, if there are trials enough to learn from;
-    changes   what is received are changes of something that the client keeps, so their running sums tell more.
+    This is the likelihood ratio for a canary in every batch and independent Gaussian noise.
+    times     `(times,)` bool: when the canary may have an effect;
+    short     how many numbers are used; None: all, if there are enough trials to learn from;
+    changes   messages are changes of client state, so running sums reveal more.
     """
 
     times: np.ndarray
@@ -66,24 +66,24 @@ class Summed(NamedTuple):
     changes: bool = False
 
     def learn(self, absent: np.ndarray, present: np.ndarray) -> Score | None:
-        def seen(received: np.ndarray) -> np.ndarray:
+        def select(received: np.ndarray) -> np.ndarray:
             received = received[..., : self.short]
             numbers = np.concatenate([received, received.cumsum(1)], -1) if self.changes else received
             return numbers[:, self.times]
 
-        scale = Standardizer.of(seen(absent), seen(present))
+        scale = Standardizer.of(select(absent), select(present))
         if scale.informative.any(0).sum() * PER_NUMBER > len(absent) + len(present):
             return None
 
-        def summed(received: np.ndarray) -> np.ndarray:
-            return scale(seen(received)).sum(1).reshape(len(received), -1)
+        def sum_up(received: np.ndarray) -> np.ndarray:
+            return scale(select(received)).sum(1).reshape(len(received), -1)
 
-        weights = _discriminant(summed(absent), summed(present), RIDGE)
-        return lambda received: summed(received) @ weights
+        weights = _discriminant(sum_up(absent), sum_up(present), RIDGE)
+        return lambda received: sum_up(received) @ weights
 
 
-class Weighed(NamedTuple):
-    """All times weighed apart, by Fisher's discriminant: noise that returns or is missing somewhere shows."""
+class WeightedTimes(NamedTuple):
+    """Weights all times separately by Fisher's discriminant, which detects repeated or missing noise."""
 
     short: int | None = None
     ridge: float = RIDGE
@@ -102,11 +102,10 @@ class Weighed(NamedTuple):
 
 
 class LikelihoodRatio(NamedTuple):
-    """The likelihood ratio where a record joins some of the batches between two messages, nobody knows which.
+    """The likelihood ratio if a record joins an unknown subset of the batches between two messages.
 
-    At each time the number of batches it joins is binomial (`steps`, `rate`), each moves the message equally far, and
-    the noise is Gaussian.
-    times  `(times,)` bool: when the canary may show.
+    At each time it joins a binomial (`steps`, `rate`) number of batches with equal effects; the noise is Gaussian.
+    times  `(times,)` bool: when the canary may have an effect.
     """
 
     times: np.ndarray

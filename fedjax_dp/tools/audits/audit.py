@@ -1,4 +1,4 @@
-"""Auditing: the stated epsilon is put to the test by attacks on simulated runs in neighbouring worlds."""
+"""Auditing: attacks on simulated runs in neighbouring worlds test the stated epsilon."""
 
 import functools
 import inspect
@@ -21,7 +21,7 @@ from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms, options_of_terms
 from fedjax_dp.pytrees import replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm, without_noise
-from fedjax_dp.tools.audits.attacks import Attack, LikelihoodRatio, Summed, Weighed
+from fedjax_dp.tools.audits.attacks import Attack, LikelihoodRatio, SumOverTimes, WeightedTimes
 from fedjax_dp.tools.audits.game import Game
 from fedjax_dp.tools.audits.hypothesis_test import LEAST_PILOT, PILOT, Outcome, counted_trials, run_hypothesis_test
 from fedjax_dp.tools.audits.one_run import Guesses, guess
@@ -29,11 +29,11 @@ from fedjax_dp.tools.audits.setup import CANARY_NAMES, AttackOptions, AuditSetup
 from fedjax_dp.tools.audits.trials import TrialRunner
 from fedjax_dp.tools.audits.verdict import Audit, judge
 
-TRACE, TRACED = 2**30, 256  # number of the first trial without noise, and how many must leave a trace
+TRACE, TRACE_TRIALS = 2**30, 256  # number of the first trial without noise, and how many such trials there are
 LEAST_CLAIM = 1e-3  # an epsilon that differs from 0
 MOST_TRIALS = 10**9
-MOST_CLAIM = 500.0  # exp of it is a number still
-LEAST_TRACE = 1e-5  # of the largest number that is received
+MOST_CLAIM = 500.0  # its exp is finite
+LEAST_TRACE = 1e-5  # relative to the largest number received
 
 
 def audit(
@@ -61,23 +61,23 @@ def audit(
     where the adversary of the view knows them; all else is fresh in every trial.
     privacy     `delta`, `view`, ...: the fields of `PrivacyTerms`; with an `epsilon` its noise is calibrated first. The
                 `participation` is schedule or worst;
-    canary      "gradient": the worst case. Records are gradients of a linear model of `parameters` parameters: the
-                canary's is C e, that of what it replaces -C e, in every step; what the others' are is chosen to tell
-                the most, see `canaries.gradient_game`. Every layer of the algorithm is run but the user's model.
+    canary      "gradient": the worst case. Records are gradients of a linear model with `parameters` parameters: C e
+                for the canary and -C e for the record it replaces, in every step; those of other records are chosen
+                for the strongest attack, see `canaries.gradient_game`. All of the algorithm runs except the model.
                 "label-flip", "blank", "mislabelled": the user's model and data, with record number `record` of the
-                client (all of them, where whole clients are hidden) changed so, or absent in the other world;
-    client      whose record it is, by number or name; default the one with the largest epsilon;
-    claim       an epsilon that somebody states at this delta, to be tested beside the Guarantee; the attack is then
-                chosen to tell the most against it;
-    trials      runs in all, of which some tenths only choose the attack and its threshold;
-    one_run     a number: one run instead, with so many canaries (records of the client, or clients), each there by a
-                coin of its own, for models that cannot be trained often. Proves less;
+                client (all records, if the unit is a client) changed accordingly, or absent in the other world;
+    client      the owner of the record, by number or name; by default the client with the largest epsilon;
+    claim       an epsilon claimed at this delta, to be tested instead of the Guarantee's; the attack is then chosen
+                to refute it;
+    trials      total runs, of which some tenths only choose the attack and its threshold;
+    one_run     a number of canaries (records of the client, or clients), each present by an independent coin, in one
+                run, for models that cannot be trained often. Proves less;
     significance  chance of a wrong VIOLATED, at most; with a claim, if noise and sampling are of the stated kind;
     lanes       trials at once on a device;
-    progress    called with (runs done, runs in all).
-    Parts that are not the project's own are inspected too, as a Guarantee does (`privacy.guarantees`).
-    Of a run that begins with a private phase, or stops by records that clients hold out, training is attacked and what
-    is tested is its Guarantee alone: a claim about all of it is refuted where training alone refutes it.
+    progress    called with (runs done, total runs).
+    User-defined parts are inspected too, as for a Guarantee (`privacy.guarantees`).
+    For a run with an earlier private phase, or early stopping by held-out records, only training is attacked, and only
+    its Guarantee is tested: a claim about the whole run is refuted if training alone refutes it.
     Not observed: the noised bits of an adaptive clip norm, and warm starts in view broadcast.
     Raises: ConfigurationError for an algorithm without epsilon, too few trials to prove anything, and a canary that
             leaves no trace.
@@ -85,7 +85,7 @@ def audit(
     options = {**locals(), **privacy}
     require_sane(canary, claim, significance, trials=trials, lanes=lanes)
     if privacy.get("stop_at_epsilon") is not None:
-        remedy = "audit the rounds that it left of a run: result.ready.rounds"
+        remedy = "audit the rounds until it stopped: result.ready.rounds"
         raise errors.refuse(
             "stop_at_epsilon", privacy["stop_at_epsilon"], "left out, as an audit takes all its rounds", remedy
         )
@@ -96,9 +96,9 @@ def audit(
 
 
 def audit_run(run: PlannedRun, attack: AttackOptions, repeat: str) -> Audit:
-    """The audit of a planned run, with the noise of its epsilon if it has one; `repeat` is what makes it again.
+    """Audit a planned run, with the noise for its epsilon if it has one; `repeat` is the command that repeats it.
 
-    What is refused is as in `audit`, but for what `require_sane` refuses before.
+    It refuses what `audit` refuses, without the checks of `require_sane`.
     """
     began = time.perf_counter()
     run, setup = set_up(run, attack)
@@ -138,7 +138,7 @@ def audit_run(run: PlannedRun, attack: AttackOptions, repeat: str) -> Audit:
 
 @value
 class FunctionGame:
-    """Two worlds of a function: what an adversary receives with the canary, or without it."""
+    """Two worlds of a function, with and without the canary."""
 
     mechanism: Callable[[jax.Array, jax.Array], Any] = structure()
 
@@ -162,12 +162,12 @@ def audit_mechanism(
     lanes: int = 256,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Audit:
-    """Audit any function: `mechanism(key, there)` is what an adversary receives with the canary, or without it.
+    """Audit any function: `mechanism(key, there)` returns what an adversary receives with or without the canary.
 
     mechanism  jax code, vmapped over trials; `there` is a traced bool, for `jnp.where`. It returns numbers in any
                arrays; if it is one matrix, its rows are releases that follow one another;
-    event      what it is stated to release, made of the values in `fedjax_dp.accounting`. VIOLATED says that the
-               function does not release that; what epsilon it has instead is proved for the same kind of noise, or any.
+    event      what it is stated to release, in values of `fedjax_dp.accounting`. VIOLATED means that the function
+               releases more; lower bounds on its epsilon hold for the same kind of noise, or for any noise.
     The other options are those of `audit`. Raises: ConfigurationError as there.
 
     >>> from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps
@@ -180,14 +180,14 @@ def audit_mechanism(
     options, began = dict(locals()), time.perf_counter()
     require_sane("gradient", None, significance, trials=trials, lanes=lanes)
     if not callable(mechanism):
-        raise errors.refuse("mechanism", repr(mechanism), "a function of a key and of whether the canary is there")
+        raise errors.refuse("mechanism", repr(mechanism), "a function of a key and of whether the canary is present")
     if not isinstance(event, Event):
         raise errors.refuse("event", repr(event), "a value from fedjax_dp.accounting, such as GaussianSteps(...)")
     epsilon = accounting.epsilon_of(event, delta, accountant)
     step = next((step for step, _ in event.leaves()), None)
     if step is None or math.isinf(epsilon):
-        got = "nothing that is released" if step is None else "no epsilon"
-        raise errors.refuse("event", got, "releases that have an epsilon to be tested")
+        got = "no release" if step is None else "no epsilon"
+        raise errors.refuse("event", got, "releases with an epsilon to test")
     promise = Guarantee(
         (epsilon,),
         delta,
@@ -201,7 +201,7 @@ def audit_mechanism(
     curve = accounting.trade_off(event, accountant)
     attack = AttackOptions("function", trials=trials, significance=significance, lanes=lanes, progress=progress)
     _require_trials(attack, 1, curve, epsilon)
-    game = FunctionGame(mechanism=lambda key, there: mechanism(key, there))  # which has a hash, whatever was given
+    game = FunctionGame(mechanism=lambda key, there: mechanism(key, there))  # hashable for any mechanism
     runner = TrialRunner(game, seed, lanes)
     outcome = run_hypothesis_test(
         {"function": functools.partial(runner.run, game)},
@@ -216,7 +216,7 @@ def audit_mechanism(
 
 
 def _call(function: Callable[..., Any], options: dict[str, Any]) -> str:
-    """The call with all options that are plain values and not the default."""
+    """The call with all options that are plain values and differ from their default."""
     usual = {name: parameter.default for name, parameter in inspect.signature(function).parameters.items()}
     usual |= {name: option.default for name, option in options_of_terms().items() if name not in usual}
     explicit = [
@@ -228,7 +228,7 @@ def _call(function: Callable[..., Any], options: dict[str, Any]) -> str:
 
 
 def require_sane(canary: str, claim: float | None, significance: float, **counts: int | None) -> None:
-    """Refuse what cannot be meant, whatever is attacked."""
+    """Refuse invalid options of any audit."""
     errors.require_choice("canary", canary, CANARY_NAMES)
     errors.require_in_unit_interval("significance", significance)
     for name, count in counts.items():
@@ -246,10 +246,10 @@ def require_sane(canary: str, claim: float | None, significance: float, **counts
 
 
 def _tested_curve(setup: AuditSetup, claim: float | None, accountant: str) -> TradeOff:
-    """The curve against which attacks are chosen: what is stated, or what would have to be true for the claim.
+    """The trade-off curve that attacks are chosen against: the stated one, or the one of the claim.
 
-    That is the same kind of mechanism with the noise at which two real neighbours attain the claim; where no such pair
-    is known, the claim itself.
+    The latter is the same kind of mechanism with the noise at which two real neighbours attain the claim; if no such
+    pair is known, the claim itself.
     """
     if claim is None:
         return accounting.trade_off(setup.event, accountant)
@@ -261,7 +261,7 @@ def _tested_curve(setup: AuditSetup, claim: float | None, accountant: str) -> Tr
 
 
 def _require_trials(attack: AttackOptions, games: int, curve: TradeOff, epsilon: float) -> None:
-    """Refuse trials with which nothing could ever be proved."""
+    """Refuse too few trials to prove anything."""
     needed = accounting.trials_needed(curve, attack.significance)
     if counted_trials(attack.trials, games) < needed:
         least = max(math.ceil(2 * needed / (1 - games * PILOT)), games * LEAST_PILOT + 2 * needed)
@@ -275,9 +275,9 @@ def _require_trials(attack: AttackOptions, games: int, curve: TradeOff, epsilon:
 
 
 def _trace(runner: TrialRunner, game: Game) -> np.ndarray:
-    """When the canary changes what the adversary receives, the noise left out `(times,)`."""
+    """The times `(times,)` at which the canary changes the messages without noise."""
     quiet = replace(game, algorithm=without_noise(game.algorithm))
-    trials = 1 if runner.bits else TRACED  # with many canaries one run is enough
+    trials = 1 if runner.bits else TRACE_TRIALS  # with many canaries one run is enough
     worlds = (np.full((trials, *runner.bits), there) for there in (False, True))
     absent, present = (runner.run(quiet, TRACE, world)[:, :, ::2] for world in worlds)  # the target's roles
     size = max(np.abs(absent).max(), np.abs(present).max())
@@ -287,24 +287,24 @@ def _trace(runner: TrialRunner, game: Game) -> np.ndarray:
 def _attacks(
     algorithm: Algorithm, data: FederatedData, setup: AuditSetup, times: np.ndarray, short: int
 ) -> dict[str, Attack]:
-    """Those that may show something here."""
+    """The attacks that may succeed here."""
     local, unit = algorithm.local, setup.guarantee.unit
     tau = local.batches.count(local.steps, int(data.sizes[setup.client])) if unit is Unit.RECORD else 1
     released = sum(count for _, count in setup.event.leaves())
     steps = released if setup.guarantee.view is View.FINAL_MODEL else tau
     attacks = _attacks_on(setup.event, times, steps, short)
     if local.has_client_state:
-        attacks["summed changes"] = Summed(times, short, changes=True)
+        attacks["summed changes"] = SumOverTimes(times, short, changes=True)
     return attacks
 
 
 def _attacks_on(event: Event, times: np.ndarray, steps: int, short: int) -> dict[str, Attack]:
-    """Those that suit releases of this kind, `steps` of them at a time; the first `short` numbers say the most."""
+    """The attacks on such releases, `steps` of them at a time; the first `short` numbers reveal the most."""
     attacks: dict[str, Attack] = {
-        "summed": Summed(times, short),
-        "weighed": Weighed(short),
-        "weighed, shrunk": Weighed(short, 0.1),
-        "summed by coordinate": Summed(times),
+        "summed": SumOverTimes(times, short),
+        "weighed": WeightedTimes(short),
+        "weighed, shrunk": WeightedTimes(short, 0.1),
+        "summed by coordinate": SumOverTimes(times),
     }
     sampled = [step.sampling.rate for step, _ in event.leaves() if step.sampling.rate < 1]
     if sampled:

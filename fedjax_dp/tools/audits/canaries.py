@@ -1,4 +1,4 @@
-"""Neighbouring worlds: where the canary stands, what it is, and what all others are."""
+"""Neighbouring worlds: the canary, its place in the data, and all other records."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,8 +22,8 @@ from fedjax_dp.tools.audits.game import Canary, Game
 from fedjax_dp.tools.audits.observations import Alignment, Directions
 from fedjax_dp.tools.audits.wrappers import FOLLOWING, WITHDRAWN, linear_model, wide_targets, withdrawn_targets
 
-SINGLE = 10  # coordinates of each tensor that are looked at one by one
-BEYOND = 1e6  # clip norms: how long a gradient is that has to be clipped
+SINGLE = 10  # coordinates of each tensor that are observed one by one
+BEYOND = 1e6  # clipping norms: length of gradients that must be clipped
 
 
 def tensors_of(parameters: int) -> tuple[int, ...]:
@@ -33,7 +33,7 @@ def tensors_of(parameters: int) -> tuple[int, ...]:
 
 
 def linear_data(data: FederatedData, records: np.ndarray, labels: np.ndarray) -> FederatedData:
-    """Clients of the same sizes and shares whose records are all the first of `records`."""
+    """Clients of the same sizes and shares whose records all equal the first of `records`."""
     return replace(
         data,
         x=records.astype(np.float32),
@@ -54,13 +54,13 @@ def linear_data(data: FederatedData, records: np.ndarray, labels: np.ndarray) ->
 
 
 def pattern(widths: tuple[int, ...]) -> np.ndarray:
-    """A gradient of length 1 that is equally long in every tensor and touches every parameter, with mixed signs."""
+    """A gradient of length 1 with equal length in every tensor and mixed signs in all parameters."""
     signs = numpy_stream("canary gradient").choice([-1.0, 1.0], sum(widths))
     return signs * np.concatenate([np.full(width, (len(widths) * width) ** -0.5) for width in widths])
 
 
 def single_parameter(widths: tuple[int, ...]) -> np.ndarray:
-    """A gradient of length 1 of the first parameter alone: of a bound in L1, noise on each of many would hide more."""
+    """A gradient of length 1 in the first parameter alone, which noise on other parameters does not hide in L1."""
     return np.eye(sum(widths))[0]
 
 
@@ -68,7 +68,7 @@ SHAPES = {
     2: {"": pattern},
     1: {"": pattern, ", the canary of one parameter": single_parameter},
 }  # by the norm of the bound
-OPPOSITE, ZERO, AFTER_MODEL = "opposite to it", "zero", "following the model"  # gradients that are no canary's
+OPPOSITE, ZERO, AFTER_MODEL = "opposite to it", "zero", "following the model"  # gradients of other records
 
 
 def gradient_game(
@@ -81,13 +81,13 @@ def gradient_game(
     shape: Callable[[tuple[int, ...]], np.ndarray] = pattern,
     **common: Any,
 ) -> Game:
-    """The worst case: the canary's gradient is C e in every step, and what it replaces has -C e.
+    """The worst case: the canary's gradient is C e in every step, and -C e for the record it replaces.
 
-    The gradients of all other records are, as `others` says, -C e, 0, or C e or -C e, wherever the model has gone in
-    this direction (`AFTER_MODEL`: a first nudge decides about all steps that come). Where whole clients are hidden, the
-    same of clients. Several canaries have a direction each. Every gradient is far longer than the clip norm C before it
-    is clipped; under `ScaleGradients`, which does not clip, it is as long as is allowed.
-    shape  makes e, of length 1, of the widths of the tensors, where there is one canary.
+    Depending on `others`, the gradients of all other records are -C e, 0, or C e or -C e, whichever way the model has
+    moved (`AFTER_MODEL`: the first move decides all later steps). For client privacy, the same holds for clients.
+    Several canaries have different directions. Every gradient is far longer than the clipping norm C before clipping;
+    under `ScaleGradients`, which does not clip, it has the largest allowed length.
+    shape  gives e, of length 1, from the widths of the tensors, for a single canary.
     """
     widths = tensors_of(parameters)
     model, count = linear_model(widths), place.coins[-1] + 1
@@ -110,7 +110,7 @@ def gradient_game(
 
 
 def others_for(algorithm: Algorithm, place: "CanaryRows") -> tuple[str, ...]:
-    """What the gradients of the other records may be to tell the most of the canary; see `gradient_game`."""
+    """The gradients of other records that may reveal the canary most; see `gradient_game`."""
     if place.coins[-1] > 0:
         return (ZERO,)
     several = algorithm.local.privatizer.on_upload and algorithm.local.steps > 1
@@ -120,7 +120,7 @@ def others_for(algorithm: Algorithm, place: "CanaryRows") -> tuple[str, ...]:
 def input_game(
     algorithm: Algorithm, data: FederatedData, model: Model, place: "CanaryRows", *, kind: str, seed: int, **common: Any
 ) -> Game:
-    """The user's own model and data; the canaries are inputs, made of the records that stand at `place`."""
+    """The user's model and data; the canaries are inputs made from the records at `place`."""
     replaced = data.row_numbers[place.slots].astype(np.int32)
     data = replace(data, y=wide_targets(data.y))
     x, y = CANARIES[kind](data, replaced, numpy_stream("canaries", seed))
@@ -149,7 +149,7 @@ def input_game(
 
 
 class CanaryRows(NamedTuple):
-    """Where canaries stand: as in `Canary`; and whether in the other world there is no record instead of another."""
+    """The rows of canaries as in `Canary`, and whether the other world has no record there instead of another."""
 
     slots: np.ndarray
     owners: np.ndarray
@@ -158,7 +158,7 @@ class CanaryRows(NamedTuple):
 
 
 def place_one(algorithm: Algorithm, data: FederatedData, step: Release, client: int, record: int) -> CanaryRows:
-    """One record of a client, or all that it has where whole clients are hidden."""
+    """One record of a client, or all of its records for client privacy."""
     offset, size = int(data.offsets[client]), int(data.sizes[client])
     errors.require_integer("record", record, 0, size - 1, f"client {client} has {size} records")
     whole = unit_of(algorithm) is Unit.CLIENT
@@ -167,7 +167,7 @@ def place_one(algorithm: Algorithm, data: FederatedData, step: Release, client: 
 
 
 def place_many(algorithm: Algorithm, data: FederatedData, step: Release, client: int, canaries: int) -> CanaryRows:
-    """The first records of a client, or the first clients with all they have, a coin for each."""
+    """The first records of a client, or the first clients with all their records, with one coin each."""
     offsets, sizes = np.asarray(data.offsets), np.asarray(data.sizes)
     if unit_of(algorithm) is Unit.RECORD:
         some = np.arange(min(canaries, int(sizes[client])))
@@ -184,7 +184,7 @@ def _canary_rows(slots: np.ndarray, owners: np.ndarray, coins: np.ndarray, step:
 
 
 def target_of(seed: int, client: int, step: Release) -> dict[str, Any]:
-    """Of a game: who the target is, and whether the adversary knows when it takes part."""
+    """Fields of a game: the target, and whether the adversary knows when it takes part."""
     of_client = step.unit is Unit.CLIENT
     hidden = of_client and not isinstance(step.sampling, FullBatch)
     return {
@@ -195,7 +195,7 @@ def target_of(seed: int, client: int, step: Release) -> dict[str, Any]:
 
 
 def length_of(algorithm: Algorithm) -> float:
-    """How long the gradients of the worst case are."""
+    """The length of the worst case's gradients."""
     part: Any = algorithm.local.privatizer if unit_of(algorithm) is Unit.RECORD else algorithm.upload
     allowed = getattr(getattr(part, "bound", None), "gradient_bound", None)
     return BEYOND * float(part.clip_norm) if allowed is None else float(allowed)
@@ -213,7 +213,7 @@ def _gradients(model: Model, records: np.ndarray) -> np.ndarray:
 
 
 def _observation(widths: tuple[int, ...], along: np.ndarray) -> Directions:
-    """For one canary its part in each tensor, and the first coordinates of each; for several, each one's direction."""
+    """For one canary its part in each tensor and the first coordinates; for several, each one's direction."""
     if len(along) > 1:
         return Directions(along=along, single=np.zeros(0, np.int32))
     starts = np.cumsum([0, *widths[:-1]])
@@ -228,13 +228,13 @@ Inputs = tuple[np.ndarray, Any]
 
 
 def _next_token(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
-    """Another id wherever there is no padding."""
+    """Another token id except for padding."""
     pad = None if data.vocabulary is None else data.vocabulary.pad
     return np.where(y == pad, y, (y + np.reshape(step, (-1, 1))) % data.classes).astype(y.dtype)
 
 
 def _mirror_target(data: FederatedData, y: np.ndarray, step: Any) -> np.ndarray:
-    """On the other side of the middle of all training targets."""
+    """The target mirrored at the middle of all training targets."""
     every = np.asarray(data.y)
     return (every.max(0) + every.min(0) - y).astype(y.dtype)
 
@@ -250,7 +250,7 @@ WRONG_TARGETS: dict[str, Callable[[FederatedData, np.ndarray, Any], np.ndarray]]
 
 def _wrong_target(data: FederatedData, y: Any, step: Any = 1) -> Any:
     if data.task not in WRONG_TARGETS:
-        remedy = "take gradient, or blank"
+        remedy = "use gradient or blank"
         raise errors.refuse(
             "canary", "one with another target", "made for a task that names its kind of target", remedy
         )

@@ -1,4 +1,4 @@
-"""The game: an algorithm runs with a canary or without it, and an adversary is to tell which from what it received."""
+"""The game: an algorithm runs with or without a canary, and an adversary guesses which from its messages."""
 
 from typing import Any, NamedTuple
 
@@ -20,17 +20,17 @@ from fedjax_dp.tools.audits import own_models
 from fedjax_dp.tools.audits.observations import GameObservation
 from fedjax_dp.tools.audits.wrappers import CanaryCohort, CanaryPrivatizer
 
-MODELS = (View.BROADCAST, View.OWNER)  # of every round; another client's own is made of what that client knows
+MODELS = (View.BROADCAST, View.OWNER)  # of every round; a client's personal model follows from what it knows
 
 
 class Canary(NamedTuple):
     """Records that differ between the worlds; every array `(records,)`.
 
-    slots    where they stand in `FederatedData.rows`;
+    slots    their positions in `FederatedData.rows`;
     owners   their clients;
-    coins    which of the bits that are drawn for a run decides about them;
-    present  rows of the store that stand there in the world with the canary;
-    absent   and in the other: what it replaces, or a record that is withdrawn.
+    coins    the index of the random bit of a run that decides whether they are present;
+    present  rows of the store at these positions in the world with the canary;
+    absent   rows in the other world: the replaced records, or a withdrawn one.
     """
 
     slots: Array
@@ -46,9 +46,9 @@ class Game:
 
     algorithm   numbers as arrays;
     data        the store with the records of both worlds;
-    client      whose messages, and model, the adversary looks at, in views uploads and deployed;
+    client      the target, whose messages and model the adversary sees in views uploads and deployed;
     schedule    words of the key of the cohorts, or None, see `CanaryCohort`;
-    leaves      owners are not there at all in the world without the canary (add-remove, whole clients);
+    leaves      whether owners are absent in the world without the canary (add-remove, client privacy);
     view        what the adversary receives;
     execution   how the clients of a run are computed.
     """
@@ -69,11 +69,11 @@ class Game:
         """What the adversary receives in one run, `(times, roles, numbers)`.
 
         key    of the run;
-        there  bool: the canary is; or `(bits,)` where there are several canaries.
-        Times are rounds, and one before where clients release something first, and one after where steps follow.
-        Roles are the target and another client of its cohort, in view uploads; one in views of sums; one time and role
-        where a shared model is given away. In view deployed those of uploads are followed by those of clients' own
-        models, see `own_models.Moves`. Zeros where the target does not take part.
+        there  bool: whether the canary is present; `(bits,)` for several canaries.
+        Times are rounds, plus one before for an initial release and one after for final local steps. Roles are the
+        target and another client of its cohort in view uploads, one role in views of sums, and one time and role for a
+        shared final model. In view deployed, roles of uploads are followed by those of personal models, see
+        `own_models.Moves`. Zeros if the target does not take part.
         """
         there = jnp.atleast_1d(there)[self.canary.coins]
         standing = jnp.where(there, self.canary.present, self.canary.absent)
@@ -124,16 +124,16 @@ class Game:
 
     @property
     def gives_away_models(self) -> bool:
-        """Whether the adversary receives models of clients' own."""
+        """Whether the adversary receives personal models."""
         return self.view is View.DEPLOYED and self.algorithm.local.personal
 
     def _warm_start(self, start: ServerState, client: Array) -> jax.Array:
-        """What a client released before the first round, as the change that its messages hold later."""
+        """A client's release before the first round, in the form of its later messages."""
         kept = [table[client].ravel() for table in jax.tree.leaves(start.clients)]
         return jnp.concatenate([jnp.zeros_like(ravel(start.params)[0]), *kept])
 
     def _receive_round(self, report: RoundReport) -> jax.Array:
-        """Of a round's messages, `(roles, numbers)`."""
+        """The messages of a round that the adversary receives, `(roles, numbers)`."""
         transcript: Transcript = report.transcript
         if self.view is View.SECURE_SUM or (self.view in MODELS and self._shares_auxiliary):
             return transcript.total[None]
@@ -148,14 +148,14 @@ class Game:
 
     @property
     def _shares_auxiliary(self) -> bool:
-        """Whether all that is shared comes of terms beside the update, as models of clusters do."""
+        """Whether only auxiliary terms are shared and not the update, as with cluster models."""
         sent = self.algorithm.local.sent_tensors(self.model)
         return sent is not None and not any(sent)
 
     def _target_messages(self, report: RoundReport) -> jax.Array:
-        """Which messages are the target's."""
+        """The mask of the target's messages."""
         return (report.clients == self.client) & report.present
 
     def _other_position(self, report: RoundReport) -> jax.Array:
-        """The place of another client."""
+        """The position of another client."""
         return jnp.argmax(report.present & (report.clients != self.client))

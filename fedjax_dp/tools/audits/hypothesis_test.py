@@ -1,4 +1,4 @@
-"""From a game that can be played to a bound: pilot trials choose canary, attack and threshold, fresh ones count."""
+"""The test: pilot trials choose canary, attack and threshold, then fresh trials are counted."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -11,16 +11,16 @@ from fedjax_dp.accounting import ErrorBounds, Event, TradeOff, choose_test
 from fedjax_dp.tools.audits.attacks import Attack, Score
 
 Play = Callable[[int, np.ndarray, Callable[[int], None]], np.ndarray]
-# (number of the first trial, where the canary is (trials,), progress) -> received (trials, times, roles, numbers)
+# (number of the first trial, canary present (trials,), progress) -> messages (trials, times, roles, numbers)
 
-PILOT = 0.1  # of all trials, for each game that is tried
+PILOT = 0.1  # of all trials, for each game
 LEAST_PILOT = 200
-LARGEST = 1e15  # of a number that is received
-BLOCK = 2**26  # bytes of what is received that are held at once
+LARGEST = 1e15  # of a received number
+BLOCK = 2**26  # bytes of messages in memory at once
 
 
 class Outcome(NamedTuple):
-    """What was counted, and how it was scored."""
+    """The counted errors and the attack."""
 
     game: str
     attack: str
@@ -28,7 +28,7 @@ class Outcome(NamedTuple):
     bounds: ErrorBounds
     absent: np.ndarray  # scores of the counted trials without the canary
     present: np.ndarray  # and with it
-    pilot: int  # trials that were only learnt from
+    pilot: int  # trials for learning only
 
     @property
     def evidence(self) -> str:
@@ -62,12 +62,12 @@ class Outcome(NamedTuple):
 
 
 def pilot_trials(trials: int, games: int) -> int:
-    """Trials of each game that attacks learn from, an even number."""
+    """Pilot trials of each game, an even number."""
     return max(LEAST_PILOT, int(trials * PILOT)) // 2 * 2 if games else 0
 
 
 def counted_trials(trials: int, games: int) -> int:
-    """Trials of each world that are counted."""
+    """Counted trials of each world."""
     return (trials - games * pilot_trials(trials, games)) // 2
 
 
@@ -80,11 +80,11 @@ def run_hypothesis_test(
     significance: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Outcome:
-    """Play `trials` runs in all, half of them with the canary, and count the errors of the best attack.
+    """Play `trials` runs, half of them with the canary, and count the errors of the best attack.
 
-    games    ways to place the canary; each is tried, the one that shows most is counted;
-    attacks  each learns on one half of a game's pilot trials and is judged on the other, and the best learns again
-             from both. The threshold is chosen on the same trials: none of them is counted.
+    games    ways to place the canary; all are tried, and the one that reveals most is counted;
+    attacks  each learns on one half of a game's pilot trials and is rated on the other; the best learns again from
+             both. The threshold is chosen on the same trials, none of which is counted.
     """
     pilot, counted = pilot_trials(trials, len(games)), counted_trials(trials, len(games))
     worlds, done = np.arange(pilot) % 2 == 1, 0
@@ -125,7 +125,7 @@ def _rate_attacks(
     significance: float,
     curve: TradeOff,
 ) -> Sequence[tuple[str, float]]:
-    """How well each attack does on the half of the pilot that it has not learnt from."""
+    """The rating of each attack on the half of the pilot trials that it has not learnt from."""
     half = np.arange(len(worlds)) % 4 < 2
     promises = []
     for label, attack in attacks.items():
@@ -143,5 +143,5 @@ def _rate_attacks(
 
 
 def _limit_numbers(received: np.ndarray) -> np.ndarray:
-    """Numbers that can be squared: what is not finite, or enormous, still stands out."""
+    """Numbers that can be squared; infinite or huge ones stay outliers."""
     return np.clip(np.nan_to_num(received.astype(float)), -LARGEST, LARGEST)

@@ -1,4 +1,4 @@
-"""What an adversary keeps of a message: a few numbers, whatever the size of the model."""
+"""Observations of messages: a few numbers for a model of any size."""
 
 from typing import Any, Protocol
 
@@ -14,21 +14,21 @@ from fedjax_dp.tools.audits.wrappers import is_withdrawn, replace_withdrawn
 
 
 class GameObservation(Protocol):
-    """From what is received to `(numbers,)`."""
+    """Reduces messages and models to `(numbers,)`."""
 
     def message(self, model: Model, data: FederatedData, params: Any, flat: jax.Array) -> jax.Array: ...
 
     def model(self, model: Model, data: FederatedData, params: Any) -> jax.Array: ...
 
-    def short(self, numbers: int) -> int: ...  # so many of them say the most
+    def short(self, numbers: int) -> int: ...  # how many of them reveal the most
 
 
 @value
 class Directions:
-    """The parts of a message along fixed directions, of all that it holds of the model's size; then single coordinates.
+    """The components of a message along fixed directions, for each of its parts of model size, and single coordinates.
 
     along   `(directions, size)`;
-    single  positions of coordinates `(k,)`: noise that two of them share, or that one lacks, shows only there.
+    single  positions of coordinates `(k,)`, which reveal shared or missing noise.
     """
 
     along: Array
@@ -42,7 +42,7 @@ class Directions:
         return self._numbers(ravel(params)[0][None])
 
     def short(self, numbers: int) -> int:
-        """How many of the numbers of a message are along directions."""
+        """How many numbers of a message are components along directions."""
         return numbers * self.along.shape[0] // (self.along.shape[0] + self.single.shape[0])
 
     def _numbers(self, parts: jax.Array) -> jax.Array:
@@ -53,10 +53,10 @@ class Directions:
 
 @value
 class Alignment:
-    """How far a message follows the gradients of the canary's records, away from those of the records it replaces.
+    """The alignment of a message with the gradients of the canary's records, minus that of the replaced records.
 
-    canary, others  rows of records in the store `(k,)`, -1 as a label where there is none;
-    apart           a number for each record instead of one for all.
+    canary, others  rows of records in the store `(k,)`; label -1 for an absent record;
+    apart           whether each record has a separate number.
     """
 
     canary: Array
@@ -73,7 +73,7 @@ class Alignment:
         return self._numbers(jax.vmap(along)(parts)).ravel()
 
     def model(self, model: Model, data: FederatedData, params: Any) -> jax.Array:
-        """Losses on the canary less those on what it replaces."""
+        """Losses on the canary minus those on the replaced records."""
         return self._numbers(self._losses(model, data, params))
 
     def short(self, numbers: int) -> int:
@@ -83,7 +83,7 @@ class Alignment:
         return numbers if self.apart else numbers.sum(-1, keepdims=True)
 
     def _losses(self, model: Model, data: FederatedData, params: Any) -> jax.Array:
-        """Of every canary less that of what it replaces `(k,)`."""
+        """The loss of every canary minus that of its replaced record `(k,)`."""
 
         def of(rows: Array) -> jax.Array:
             y = data.targets(rows)

@@ -1,4 +1,4 @@
-"""Auditing in a single run, for models that cannot be trained thousands of times: many canaries, a coin for each."""
+"""Auditing in a single run with many canaries, for models that cannot be trained thousands of times."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ LEAST = 20  # canaries
 
 
 class Guesses(NamedTuple):
-    """The canaries of a run, and the guesses about them."""
+    """The canaries of a run and the guesses about them."""
 
     game: str
     attack: str
@@ -23,8 +23,8 @@ class Guesses(NamedTuple):
     guesses: int
     canaries: int
     significance: float
-    absent: np.ndarray  # scores of the canaries that are out
-    present: np.ndarray  # and of those that are in
+    absent: np.ndarray  # scores of the absent canaries
+    present: np.ndarray  # scores of the present canaries
 
     @property
     def evidence(self) -> str:
@@ -41,11 +41,11 @@ class Guesses(NamedTuple):
         }
 
     def contradicts(self, curve: TradeOff) -> bool:
-        """Whether no mechanism that keeps the promise would let so many guesses be right."""
+        """Whether a mechanism with this curve would not allow so many correct guesses."""
         return accounting.one_run_contradicts(self.correct, self.guesses, self.canaries, curve, self.significance)
 
     def noise_at_most(self, event: Event, accountant: str) -> float:
-        """As `accounting.noise_at_most`, closed form for Gaussian curves and else unknown (inf)."""
+        """As `accounting.noise_at_most`, in closed form for Gaussian curves, else unknown (inf)."""
         mu = accounting.one_run_mu(self.correct, self.guesses, self.canaries, self.significance)
         stated = accounting.trade_off(event, accountant).mu
         return float("inf") if stated is None or mu == 0 else stated / mu
@@ -67,7 +67,7 @@ def guess(
 ) -> Guesses:
     """Play `game` once with a coin for each canary and guess about the most and the least suspicious.
 
-    The number of guesses is fixed beforehand, by the epsilon that is stated.
+    The stated epsilon fixes the number of guesses beforehand.
     """
     (canaries,) = runner.bits
     number = accounting.choose_guesses(canaries, _mu_of(epsilon, delta), significance)
@@ -80,9 +80,9 @@ def guess(
 
 
 def _scores(received: np.ndarray) -> np.ndarray:
-    """A score for each canary from `(times, canaries)`: the sum over times, each in units of its spread.
+    """A score for each canary from `(times, canaries)`: the sum of standardised numbers over times.
 
-    An update is against the gradients, so what is received is small where a canary is.
+    An update points against the gradients, so a present canary makes numbers small.
     """
     deviation = np.median(np.abs(received - np.median(received, 1, keepdims=True)), 1)
     kept = deviation > 0
@@ -90,5 +90,5 @@ def _scores(received: np.ndarray) -> np.ndarray:
 
 
 def _mu_of(epsilon: float, delta: float) -> float:
-    """Of the Gaussian mechanism with this epsilon, within reason."""
+    """The mu of the Gaussian mechanism with this epsilon, within limits."""
     return float(scipy.optimize.brentq(lambda mu: Gdp(mu).epsilon(delta) - np.clip(epsilon, 1e-3, 200.0), 1e-6, 100.0))

@@ -1,4 +1,4 @@
-"""What an adversary of view deployed receives besides uploads: how clients' own models have moved."""
+"""Personal models, which an adversary of view deployed receives in addition to uploads."""
 
 from typing import Any, NamedTuple
 
@@ -17,23 +17,23 @@ ROLES = 4  # of `Moves.as_messages`
 
 
 def has_last_steps(local: LocalTraining) -> bool:
-    """Whether clients take steps of their own after the last round, so that there are no such models before."""
+    """Whether clients take final local steps, so that personal models exist only after the last round."""
     return any(one.final for one in local.additional_releases)
 
 
 class Moves(NamedTuple):
-    """Models of the target and of another client `(2, size)`, before and after, and what explains how they moved."""
+    """Models of the target and of another client `(2, size)`, before and after, and the shared model."""
 
     before: jax.Array
     after: jax.Array
     received: jax.Array  # the shared model before
-    moved: jax.Array  # how that has moved
+    moved: jax.Array  # the change of the shared model
 
     def as_messages(self, observe: Observer, params: Any, numbers: int) -> jax.Array:
-        """As messages of so many numbers `(ROLES, numbers)`: how both models moved, and then what pulled the target's.
+        """Messages `(ROLES, numbers)`: the changes of both models, and what pulled the target's.
 
-        A pull to the shared model, or a mixture with it, moves the target's by what the adversary knows, who sees all
-        uploads: how far the shared model was away, and how that moved.
+        A pull to the shared model, or a mixture with it, moves the target's model by an amount that the adversary
+        knows from the uploads: the distance to the shared model, and its change.
         """
         _, unravel = ravel(params)
         target, other = self.before
@@ -43,7 +43,7 @@ class Moves(NamedTuple):
 
 
 def fit_numbers(flat: jax.Array, observe: Observer, params: Any, numbers: int) -> jax.Array:
-    """A vector of which so many numbers are observed: the vector with zeros behind it, or without its end."""
+    """A vector, padded with zeros or cut so that this many numbers are observed."""
     size = ravel(params)[0].size
     one = jax.eval_shape(observe, params, jax.ShapeDtypeStruct((size,), flat.dtype)).shape[0]
     length = numbers // one * size
@@ -58,7 +58,7 @@ def moves_in_round(
     states: tuple[ServerState, ServerState],
     pair: tuple[Array, Array],
 ) -> Moves:
-    """Of two clients, from the state before a round to that after it. `key` is the run's."""
+    """The moves of two clients in a round, from its states before and after. `key` is the run's."""
     received, moved = (ravel(state.params)[0] for state in states)
     before, after = (_models(local, model, data, key, state, pair) for state in states)
     return Moves(before, after, received, moved - received)
@@ -67,7 +67,7 @@ def moves_in_round(
 def moves_at_end(
     local: LocalTraining, model: Model, data: FederatedData, key: jax.Array, end: ServerState, pair: tuple[Array, Array]
 ) -> Moves:
-    """Of two clients, in steps that follow the last round."""
+    """The moves of two clients in the steps after the last round."""
     received = ravel(end.params)[0]
     after = _models(local, model, data, key, end, pair)
     return Moves(jnp.broadcast_to(received, after.shape), after, received, jnp.zeros_like(received))
@@ -81,6 +81,6 @@ def _models(
     state: ServerState,
     pair: tuple[Array, Array],
 ) -> jax.Array:
-    everyone = jnp.arange(data.num_clients, dtype=jnp.int32)
-    held = ClientStates(state.params, state.shared, everyone, state.clients, state.round, key)
+    clients = jnp.arange(data.num_clients, dtype=jnp.int32)
+    held = ClientStates(state.params, state.shared, clients, state.clients, state.round, key)
     return jnp.stack([ravel(model_of(local, held, who, data, model))[0] for who in pair])

@@ -1,4 +1,4 @@
-"""What is audited: the Guarantee, the client, and the games that put it to the test."""
+"""The setup of an audit: the Guarantee, the client, and the games that test it."""
 
 import dataclasses
 import math
@@ -38,11 +38,11 @@ from fedjax_dp.tools.audits.one_run import LEAST
 from fedjax_dp.tools.audits.wrappers import linear_model
 
 CANARY_NAMES = ("gradient", *CANARIES)
-PARTICIPATIONS = ("schedule", "worst")  # participation of which a run of one seed can be a counterexample
+PARTICIPATIONS = ("schedule", "worst")  # modes for which a run of one seed can be a counterexample
 
 
 class AuditSetup(NamedTuple):
-    """`epsilon` is the client's at `delta`, `event` what is released of it; games differ in numbers only."""
+    """The target of an audit: the client's `epsilon` at `delta`, its `event`, and games that differ in numbers only."""
 
     guarantee: Guarantee
     delta: float
@@ -55,7 +55,7 @@ class AuditSetup(NamedTuple):
 
 
 class AttackOptions(NamedTuple):
-    """What an audit tries, and how often; see `audit`."""
+    """The options of an audit's attack; see `audit`."""
 
     canary: str = "gradient"
     client: int | str | None = None
@@ -70,7 +70,7 @@ class AttackOptions(NamedTuple):
 
 
 def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSetup]:
-    """A run with the noise of its budget, and what of it is audited."""
+    """The run with the noise for its budget, and the setup of its audit."""
     canary, client, record, one_run, parameters = (
         getattr(attack, name) for name in ("canary", "client", "record", "one_run", "parameters")
     )
@@ -81,7 +81,7 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
         raise errors.refuse(
             "deployment_cohort",
             run.terms.deployment_cohort,
-            "left out of an audit, which attacks what a run itself releases, with less noise than its deployment has",
+            "left out of an audit, which attacks the run itself, with less noise than its deployment",
             "find the noise with it (fedjax_dp.calibrate), and audit that algorithm without it",
         )
     if participation_mode(run) not in PARTICIPATIONS:
@@ -104,7 +104,7 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
     if canary == "gradient":
         played = linear_model(tensors_of(parameters))
         store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
-    # Of what is trained, not of phases before; clients that are played are as many, of the same sizes.
+    # The Guarantee of training without earlier phases; the game has as many clients, of the same sizes.
     known, terms = (
         {INITIALIZATION: run.initialization.without_prior_runs},
         dataclasses.replace(run.terms, view=run.view.value),
@@ -115,12 +115,12 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
         raise errors.refuse(
             "algorithm",
             "no epsilon",
-            "one that has a Guarantee to be tested",
+            "one with a Guarantee to test",
             promise.reason or "the noise is too small for the accountant to tell the losses from infinite ones",
         )
     if promise.epsilon == 0:
-        remedy = "use view deployed, in which clients' own models are released"
-        raise errors.refuse("view", promise.view.value, "one that receives anything made of records", remedy)
+        remedy = "use view deployed, in which personal models are released"
+        raise errors.refuse("view", promise.view.value, "one that receives anything computed from records", remedy)
     if client is None:
         target = _most_exposed(promise, algorithm, data, rounds, seed)
     else:
@@ -137,7 +137,7 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
             "canaries in one run",
             int(place.coins[-1]) + 1,
             f"at least {LEAST}",
-            "ask for that many, or take a larger client",
+            "use that many, or a larger client",
         )
     common = {"rounds": rounds, "view": promise.view, **target_of(seed, target, step)}
     games: dict[str, Game]
@@ -158,9 +158,9 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
 
 
 def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData, rounds: int, seed: int) -> int:
-    """A client with the largest epsilon, of those the one with the largest share: small weights hide behind noise.
+    """The client with the largest epsilon, and of several the one with the largest share, which noise hides least.
 
-    One whose messages never arrive under the seed is passed over if there are others: its audit would prove nothing.
+    Clients that send no message under the seed are skipped if possible: their audit would prove nothing.
     """
     epsilons = np.array(promise.epsilons)
     most = epsilons >= epsilons.max() * (1 - 1e-9)
@@ -172,7 +172,7 @@ def _most_exposed(promise: Guarantee, algorithm: Algorithm, data: FederatedData,
 
 
 def _release(algorithm: Algorithm, event: Event, client: str) -> Release:
-    """What one noisy sum of the run is to the accountants."""
+    """The release of one noisy sum of the run."""
     steps = [step for step, _ in event.leaves() if step != algorithm.cohort.setup_event]
     if not steps:
         raise errors.refuse("client", client, "one that takes part", "it is in no cohort of this seed")

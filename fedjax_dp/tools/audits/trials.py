@@ -1,4 +1,4 @@
-"""Thousands of runs of a game as one compiled program: trials are an axis, in lanes on every device."""
+"""Thousands of runs of a game in one compiled program, with an axis of trials on every device."""
 
 import math
 from collections.abc import Callable
@@ -17,16 +17,16 @@ from fedjax_dp.rounds.simulation import run_key
 
 
 class PlayableGame(Protocol):
-    """Two worlds, of which a run plays one."""
+    """Two worlds; each run plays one of them."""
 
     def play(self, key: jax.Array, there: jax.Array) -> jax.Array: ...  # `(times, roles, numbers)`
 
 
 AXIS = "trials"
 MOST_LANES = 1024
-CACHE = 2**21  # bytes that the lanes of a CPU core may work on at once
-SHARE_OF_ROOM = 0.5  # of what other devices have to spare, for the trials that run at once
-AHEAD = 3  # dispatches that wait
+CACHE = 2**21  # bytes of memory for the lanes of a CPU core
+SHARE_OF_ROOM = 0.5  # of the free memory of other devices, for concurrent trials
+AHEAD = 3  # pending dispatches
 
 
 def compile_game(
@@ -37,7 +37,7 @@ def compile_game(
     bits: tuple[int, ...] = (),
     options: dict[str, Any] = COMPILER_OPTIONS,
 ) -> Any:
-    """The executable for games of these shapes and shardings, on devices of which each plays so many trials at once."""
+    """The executable for games of these shapes and shardings, with this many concurrent trials on each device."""
 
     def play(game: PlayableGame, key: jax.Array, numbers: jax.Array, worlds: jax.Array) -> jax.Array:
         return jax.vmap(lambda number, there: game.play(jax.random.fold_in(key, number), there))(numbers, worlds)
@@ -54,7 +54,7 @@ def compile_game(
 
 
 def fit_lanes(play: Callable[[int], Any], room: float) -> tuple[int, Any]:
-    """How many trials a device plays at once, a power of 2, and that program: as many as fit by what one needs."""
+    """The number of concurrent trials on a device, a power of 2 that fits its memory, and their program."""
     alone = play(1)
     used = alone.memory_analysis()
     each = max(used.temp_size_in_bytes + used.output_size_in_bytes, 1) if used else 1
@@ -63,10 +63,10 @@ def fit_lanes(play: Callable[[int], Any], room: float) -> tuple[int, Any]:
 
 
 class TrialRunner:
-    """A compiled game. Trial numbers name keys, so a trial is the same whatever runs beside it.
+    """A compiled game. Trial numbers determine keys, so a trial does not depend on concurrent ones.
 
-    lanes  trials that a device plays at once; None: as many as its memory, or a CPU core's cache, holds;
-    bits   shape of what says whether the canary is there.
+    lanes  concurrent trials on a device; None: as many as fit its memory, or a CPU core's cache;
+    bits   shape of the bits that decide whether a canary is present.
     """
 
     def __init__(self, game: PlayableGame, seed: int, lanes: int | None = None, bits: tuple[int, ...] = ()):
@@ -94,9 +94,9 @@ class TrialRunner:
     def run(
         self, game: PlayableGame, first: int, worlds: np.ndarray, progress: Callable[[int], Any] = lambda done: None
     ) -> np.ndarray:
-        """Trials number `first`, `first` + 1, ... with the canary where `worlds` says so; `(trials, times, ...)`.
+        """Run trials `first`, `first` + 1, ... with the canary where `worlds` is true; `(trials, times, ...)`.
 
-        game  the one it was compiled for, or one that differs from it in numbers.
+        game  the compiled one, or one that differs from it only in numbers.
         """
         placed = self._place_game(game)
         width = self.lanes * self.mesh.size

@@ -1,4 +1,4 @@
-"""What an audit proves, and its verdict in one line."""
+"""The result of an audit and its verdict in one line."""
 
 import dataclasses
 from typing import Any
@@ -14,18 +14,18 @@ from fedjax_dp.tools.audits.setup import AttackOptions, AuditSetup
 @displayed
 @dataclasses.dataclass(frozen=True)
 class Audit:
-    """What was stated, and what was proved against it.
+    """The result of an audit.
 
-    epsilon       stated for the audited client at the Guarantee's delta;
-    claim         an epsilon that somebody claims instead, or None;
-    lower         epsilon that is proved with confidence 1 - significance, if noise and sampling are of the kind that
-                  is stated and only their size is in doubt;
-    of_any        epsilon that is proved whatever the mechanism is: with n trials at most about ln n;
-    noise         the noise is at most so many times what is stated, under the same hypothesis as `lower`;
+    epsilon       the stated epsilon of the audited client at the Guarantee's delta;
+    claim         a claimed epsilon that is tested instead, or None;
+    lower         lower bound on epsilon with confidence 1 - significance, if noise and sampling are of the stated kind
+                  and only their size is unknown;
+    of_any        lower bound for any mechanism: with n trials at most about ln n;
+    noise         upper bound on the noise relative to the stated noise, under the same hypothesis as `lower`;
     proved        the attack errs less often than any attack on the stated mechanism could, or `lower` is above `claim`;
-    contradiction what an inspection of parts that are not the project's own shows that they do not do as they state,
-                  or None: ways of records and repetitions that no trial of one canary need show;
-    repeat        what does the same again, with the same algorithm, data and model.
+    contradiction a violation that inspection of user-defined parts found, or None: flows of records and repeated noise
+                  that trials with one canary need not show;
+    repeat        the command that repeats the audit, with the same algorithm, data and model.
     """
 
     guarantee: Guarantee
@@ -50,26 +50,26 @@ class Audit:
 
     @property
     def violated(self) -> bool:
-        """The claim is refuted; or, without one, what is stated is: by the trials or by inspection."""
+        """Whether trials or inspection refute the claim, or without one the stated epsilon."""
         return self.proved or (self.claim is None and self.contradiction is not None)
 
     @property
-    def alone(self) -> bool:
-        """Whether the Guarantee is of training alone, without what was released before it or is beside it."""
+    def training_only(self) -> bool:
+        """Whether the Guarantee covers training alone, without earlier phases or other releases."""
         return self.guarantee.caveat is not None
 
     @property
     def confidence(self) -> str:
-        """In percent."""
+        """The confidence in percent."""
         return f"{100 * (1 - self.significance):.4g}%"
 
     @property
-    def tested(self) -> float:
-        """The claim, or else the epsilon that is stated."""
+    def tested_epsilon(self) -> float:
+        """The claim, or else the stated epsilon."""
         return self.epsilon if self.claim is None else self.claim
 
     @property
-    def refuted(self) -> tuple[str, ...]:
+    def refuted_claims(self) -> tuple[str, ...]:
         """Claims of papers about this run that `lower` contradicts."""
         return tuple(
             str(claim)
@@ -83,11 +83,11 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """One line."""
+        """The verdict in one line."""
         unit = "one record of client" if self.guarantee.unit is Unit.RECORD else "client"
         whom = f"at delta {self.guarantee.delta:g} for {unit} {self.name} against {self.guarantee.view}"
-        stated = "claimed" if self.claim is not None else f"stated{' of the training alone' * self.alone}"
-        tested = f"epsilon {self.tested:.4g} is {stated} {whom}"
+        stated = "claimed" if self.claim is not None else f"stated{' of the training alone' * self.training_only}"
+        tested = f"epsilon {self.tested_epsilon:.4g} is {stated} {whom}"
         sure, evidence = f"with confidence {self.confidence}", self.outcome.evidence
         condition = ", if noise and sampling are of the stated kind" if self.lower > self.of_any else ""
         if self.violated and not self.proved:
@@ -97,7 +97,7 @@ class Audit:
         if not self.violated:
             proved = f"at least {self.lower:.4g}" if self.lower > 0 else "nothing against it"
             return f"consistent: {tested}; {proved} is proved {sure} by {evidence}{condition}"
-        if self.lower > self.tested:
+        if self.lower > self.tested_epsilon:
             proved = f"more than {self.lower:.4g} is proved {sure} by {evidence}{condition}"
         else:
             proved = f"{evidence} prove {sure} that the mechanism is not the stated one"
@@ -111,7 +111,7 @@ class Audit:
             "whatever the mechanism": f"epsilon at least {self.of_any:.4g}",
             "trials": f"{self.trials:,}",
             "canary": self.canary,
-            **({"refuted": "; ".join(self.refuted)} if self.refuted else {}),
+            **({"refuted": "; ".join(self.refuted_claims)} if self.refuted_claims else {}),
             "repeat": self.repeat,
         }
         return Card(self.verdict, facts)
@@ -124,7 +124,7 @@ class Audit:
             "contradiction": self.contradiction,
             "verdict": self.verdict,
             "epsilon_stated": finite(self.epsilon),
-            "epsilon_tested": finite(self.tested),
+            "epsilon_tested": finite(self.tested_epsilon),
             "epsilon_lower": self.lower,
             "epsilon_lower_of_any_mechanism": self.of_any,
             "noise_at_most": finite(self.noise),
@@ -140,7 +140,7 @@ class Audit:
             "seconds": self.seconds,
             "repeat": self.repeat,
             **self.outcome.to_dict(),
-            "refuted_claims": list(self.refuted),
+            "refuted_claims": list(self.refuted_claims),
             "guarantee": self.guarantee.to_dict(),
         }
 
@@ -155,7 +155,7 @@ def judge(
     repeat: str,
     contradiction: str | None = None,
 ) -> Audit:
-    """What the outcome proves."""
+    """The audit that follows from an outcome."""
     claim = attack.claim
     lower = outcome.epsilon_at_least(setup.event, setup.delta, accountant)
     proved = lower > claim if claim is not None else outcome.contradicts(accounting.trade_off(setup.event, accountant))

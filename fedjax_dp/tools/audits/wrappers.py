@@ -1,4 +1,4 @@
-"""What the game of an audit puts around an algorithm's parts, so that one program plays both worlds."""
+"""Wrappers around an algorithm's parts, so that one program plays both worlds of an audit."""
 
 from typing import Any
 
@@ -15,17 +15,17 @@ from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.pytrees import Wrapper, value
 
-WITHDRAWN = -1  # label of a record that is not there
-FOLLOWING = 1  # label of a record that drives the model on in the direction in which it has been moved
+WITHDRAWN = -1  # label of an absent record
+FOLLOWING = 1  # label of a record that pushes the model further in the direction of its move
 
 
 @value
 class CanaryCohort(Answers):
-    """A cohort without the clients that are not there, by a schedule that may be the same in every trial.
+    """A cohort without absent clients, with a schedule that may be the same in every trial.
 
-    schedule  words of the key from which a run draws its cohorts, or None: every trial draws its own;
-    gone      clients of which no message arrives, as they do not exist in this world `(num_clients,)` bool.
-    It has what a round asks of a cohort; checks and accounting are done on `cohort` before.
+    schedule  words of the key for all cohorts, or None: every trial draws its own;
+    gone      clients that do not exist in this world and send no message `(num_clients,)` bool.
+    It implements only what a round needs; checks and accounting use `cohort`.
     """
 
     cohort: Cohort
@@ -43,30 +43,30 @@ class CanaryCohort(Answers):
 
 
 def wide_targets(y: Any) -> Any:
-    """Targets as they are played with: bytes as integers, so that one can be marked."""
+    """Targets with bytes widened to integers, so that one can be marked as absent."""
     return jax.tree.map(lambda a: np.asarray(a) if a.dtype.kind == "f" else np.asarray(a, np.int32), y)
 
 
 def withdrawn_targets(y: Any) -> Any:
-    """The target of a record that is not there, in the form of `y`: WITHDRAWN, of floats NaN."""
+    """The target of an absent record in the form of `y`: WITHDRAWN, or NaN for floats."""
     return jax.tree.map(lambda a: np.full_like(a[:1], np.nan if a.dtype.kind == "f" else WITHDRAWN), y)
 
 
 def is_withdrawn(y: Any) -> jax.Array:
-    """Which records are not there, by their targets `(rows, ...)`."""
+    """Which records are absent, by their targets `(rows, ...)`."""
     first = jax.tree.leaves(y)[0]
     marked = jnp.isnan(first) if jnp.issubdtype(first.dtype, jnp.floating) else first == WITHDRAWN
     return marked.reshape(len(first), -1).all(1)
 
 
 def replace_withdrawn(y: Any, gone: jax.Array) -> Any:
-    """Targets with zeros for what is not there."""
+    """Targets with zeros for absent records."""
     return jax.tree.map(lambda a: jnp.where(gone.reshape(-1, *[1] * (a.ndim - 1)), 0, a), y)
 
 
 @value
 class CanaryPrivatizer(Wrapper):
-    """A privatizer that runs `base` on the records that are there."""
+    """A privatizer that runs `base` on the records that are present."""
 
     base: Privatizer
 
@@ -78,7 +78,7 @@ class CanaryPrivatizer(Wrapper):
 
 
 class _Linear(nn.Module):
-    """A sum of dense layers of one output, each on its own part of the record."""
+    """The sum of dense layers with one output, each on a different part of the record."""
 
     widths: tuple[int, ...]
 
@@ -92,16 +92,15 @@ class _Linear(nn.Module):
 
 
 def _loss(scores: jax.Array, label: jax.Array) -> jax.Array:
-    """The loss is the score, or on records that follow the model less its absolute value."""
+    """The score, or minus its absolute value for records that follow the model."""
     side = jax.lax.stop_gradient(jnp.sign(scores[0]))  # the gradient of an absolute value is not 0 at 0 here
     return jnp.where(label == FOLLOWING, -side, 1.0) * scores[0]
 
 
 def linear_model(widths: tuple[int, ...]) -> NetworkModel:
-    """A model whose gradient on a record is the record itself, wherever the parameters are.
+    """A model whose gradient on a record is the record itself, for any parameters.
 
-    So records are gradients, and whoever chooses them has chosen every gradient of a run. Records with the label
-    `FOLLOWING` are the exception: their gradient turns with the model, and is 0 at its start. One tensor of parameters
-    `(width, 1)` for each of `widths`, started at zero.
+    So the records determine every gradient of a run, except for label `FOLLOWING`, whose gradient follows the model
+    and is 0 at its start. It has a tensor of parameters `(width, 1)` for each of `widths`, all initially zero.
     """
     return NetworkModel(Linen(_Linear(tuple(widths))), (sum(widths),), loss_of=_loss)

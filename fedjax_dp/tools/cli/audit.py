@@ -190,7 +190,7 @@ def _print(result: "Audit", promise: Guarantee, options: AuditOptions, terms: Pr
         *([("", _IF)] if result.lower > result.of_any else []),
         *(("warning", text) for text in result.guarantee.warnings),
         *(
-            ("REFUTED" if str(claim) in result.refuted else "paper", str(claim))
+            ("REFUTED" if str(claim) in result.refuted_claims else "paper", str(claim))
             for claim in result.guarantee.claims
             if claim.epsilon is not None or detail is Detail.VERBOSE
         ),

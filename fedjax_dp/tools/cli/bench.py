@@ -95,7 +95,7 @@ def to_dict(result: "Latency", config: RunSpec) -> dict[str, Any]:
 
     return result._asdict() | {
         "total_ms": result.total_ms,
-        "disturbed": result.disturbed,
+        "disturbed": result.is_disturbed,
         "floor": result.floor._asdict() | {"ms": result.floor.ms},
         "changes": [change._asdict() for change in result.changes],
         "config": config.to_dict(),
@@ -111,7 +111,7 @@ def _print(result: "Latency", how: "Explanation", batch: int | None, name: str) 
     console = page()
     floor, device = result.floor, environment.device()
     first = f"{name}: {result.headline}"
-    if not result.disturbed:
+    if not result.is_disturbed:
         first += f"; {result.devices} {device['platform']} devices ({device['processor']})"
     console.print(first)
     for part, ms in result.parts.items():

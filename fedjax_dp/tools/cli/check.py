@@ -60,7 +60,7 @@ def check_command(arguments: list[str]) -> int:
         print(json.dumps(checked.to_dict(), allow_nan=False))
     else:
         show_lines(_result(checked), _rests_on(checked))
-    return 1 if checked.failed else 0
+    return 1 if checked.fails else 0
 
 
 def _write_template(options: CheckOptions) -> int:
@@ -77,10 +77,10 @@ def _write_template(options: CheckOptions) -> int:
 
 def _result(checked: Check) -> Lines:
     yield "", checked.statement
-    whole = checked.everything
+    whole = checked.total
     if math.isfinite(checked.mechanism.epsilon) and (whole is None or whole.epsilon != checked.mechanism.epsilon):
         yield "all", "no epsilon of everything that leaves" if whole is None else f"epsilon {in_words(whole.epsilon)}"
-    for line in checked.beside:
+    for line in checked.other_releases:
         yield "also", line
     claim = checked.claim
     if claim is None:

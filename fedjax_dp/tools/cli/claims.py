@@ -77,9 +77,9 @@ def _systems(options: ClaimsOptions) -> int:
     cells = {
         "configuration": [row.id for row in rows],
         "verdict": [row.verdict for row in rows],
-        "claimed": [row.claimed for row in rows],
-        "alone": [row.alone for row in rows],
-        "everything": [row.everything for row in rows],
+        "claimed": [row.claim_text for row in rows],
+        "alone": [row.noisy_text for row in rows],
+        "everything": [row.total_text for row in rows],
     }
     columns(console, cells, left=("configuration", "verdict"))
     for row in rows:
@@ -87,8 +87,8 @@ def _systems(options: ClaimsOptions) -> int:
         console.print(f" {row.does}")
         for reason in row.reasons:
             console.print(f" {reason}")
-        if row.checked is not None:
-            console.print(f" {row.checked.statement}")
+        if row.check is not None:
+            console.print(f" {row.check.statement}")
         console.print(f" {row.needs}\n")
     return 0
 

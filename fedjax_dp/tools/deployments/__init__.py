@@ -1,4 +1,4 @@
-"""Other systems' federations: described in public facts, judged, calibrated. NumPy and SciPy alone; no JAX.
+"""Federations of other systems, described by public facts: checked and calibrated, with NumPy and SciPy but no JAX.
 
 >>> from fedjax_dp.tools.deployments import Deployment, check
 >>> checked = check(Deployment(

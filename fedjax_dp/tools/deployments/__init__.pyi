@@ -1,4 +1,4 @@
-"""Other systems' federations: described in public facts, judged, calibrated."""
+"""Federations of other systems, described by public facts: checked and calibrated."""
 
 from .check import Check as Check
 from .check import check as check

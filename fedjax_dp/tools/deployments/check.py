@@ -1,4 +1,4 @@
-"""What a deployment proves: of its noisy updates, of everything that leaves, and of the epsilon that is stated."""
+"""Check a deployment: the epsilon of its noisy updates, of everything that is sent, and the verdict on its claim."""
 
 import dataclasses
 import functools
@@ -32,12 +32,12 @@ from fedjax_dp.tools.deployments.rules import (
 )
 from fedjax_dp.tools.deployments.witness import witness_of
 
-MOST_DIGITS = 700.0  # nats, above which an epsilon is not worth its digits
-REMEDIES = 3  # that are shown
+MOST_DIGITS = 700.0  # nats; a larger epsilon is not printed with digits
+REMEDIES = 3  # shown
 
 
 def in_words(epsilon: float | None) -> str:
-    """An epsilon for people."""
+    """An epsilon in words."""
     if epsilon is None or math.isinf(epsilon):
         return "none"
     return f"above {MOST_DIGITS:g}" if epsilon > MOST_DIGITS else f"{epsilon:.3g}"
@@ -46,23 +46,23 @@ def in_words(epsilon: float | None) -> str:
 @displayed
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What was proved of a deployment.
+    """The result of a check.
 
-    mechanism   of the noisy updates alone; its epsilon is infinite, with the reason, where they have none;
-    everything  of all that leaves; None where it has no epsilon;
-    claim       what is stated of the deployment, with a verdict; None where nothing is;
+    mechanism   of the noisy updates alone; without an epsilon it is infinite, with the reason;
+    total       of everything that leaves clients or server; None if it has no epsilon;
+    claim       the claim of the deployment with its verdict, or None;
     reasons     codes of the rules that found something, with a detail after a colon;
-    missing     facts that are stated to be unknown, and were counted as the worst;
-    idle        facts that change nothing, each with its reason.
+    missing     facts described as unknown, for which the worst case was counted;
+    idle        facts without effect, each with the reason.
     """
 
     deployment: Deployment
     mechanism: Guarantee
-    everything: Guarantee | None
+    total: Guarantee | None
     claim: Claim | None
     findings: tuple[Finding, ...]
     missing: tuple[str, ...] = ()
-    remedies: tuple[str, ...] = ()  # what would change it, the cheapest first
+    remedies: tuple[str, ...] = ()  # changes that would help, the cheapest first
     idle: tuple[str, ...] = ()
 
     @property
@@ -77,13 +77,13 @@ class Check:
         return "no privacy" if math.isinf(self.mechanism.epsilon) else "no claim"
 
     @property
-    def failed(self) -> bool:
-        """Whether the claim is wrong, or nothing is private."""
+    def fails(self) -> bool:
+        """Whether the claim is wrong, or there is no privacy."""
         return self.verdict in (Verdict.WRONG.value, "no privacy")
 
     @property
     def statement(self) -> str:
-        """One sentence about the noisy updates."""
+        """The guarantee of the noisy updates in one sentence."""
         one, whom = self.mechanism, f"one {self.mechanism.unit}"
         if math.isinf(one.epsilon):
             return f"no epsilon for {whom} against {one.view}: {one.reason}"
@@ -94,37 +94,37 @@ class Check:
         return f"epsilon {in_words(one.epsilon)} at delta {one.delta:g} for {whom}{adjacency} against {one.view}{own}"
 
     @property
-    def beside(self) -> tuple[str, ...]:
-        """What else leaves, and to whom, a line each; and what was not mentioned."""
+    def other_releases(self) -> tuple[str, ...]:
+        """Other releases and their recipients, one line each, and the kinds that the description does not mention."""
         also = self.deployment.also
         lines = [
             f"{one.kind} ({one.text}) to {_WHOM[one.to]}, "
-            + ("without noise: no epsilon against it" if one.epsilon is None else f"epsilon {one.epsilon:g} of its own")
+            + ("without noise, so no epsilon covers it" if one.epsilon is None else f"with epsilon {one.epsilon:g}")
             for one in also
         ]
         silent = [kind for kind in typing.get_args(ReleaseKind) if kind not in {one.kind for one in also}]
-        return (*lines, f"assumed not sent, as nothing mentions it: {', '.join(silent)}")
+        return (*lines, f"assumed not sent, since not mentioned: {', '.join(silent)}")
 
     def _card(self) -> Card:
         facts = {"verdict": self.verdict if self.claim is None else str(self.claim)}
-        facts |= {"everything": "none" if self.everything is None else in_words(self.everything.epsilon)}
-        facts |= {f"also {number}": line for number, line in enumerate(self.beside, 1)}
+        facts |= {"everything": "none" if self.total is None else in_words(self.total.epsilon)}
+        facts |= {f"also {number}": line for number, line in enumerate(self.other_releases, 1)}
         facts |= {finding.reason: finding.words for finding in self.findings}
         return Card(self.statement, facts)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: an epsilon that is none is null."""
+        """For JSON; an infinite epsilon is null."""
         return {
             "statement": self.statement,
             "mechanism": self.mechanism.to_dict() | {"epsilons": [finite(one) for one in self.mechanism.epsilons]},
-            "everything": None if self.everything is None else self.everything.to_dict(),
+            "everything": None if self.total is None else self.total.to_dict(),
             "claim": None if self.claim is None else self.claim.to_dict(),
             "verdict": self.verdict,
             "reasons": list(self.reasons),
             "findings": [
                 {"reason": one.reason, "words": one.words, "effect": one.effect.value} for one in self.findings
             ],
-            "also": list(self.beside),
+            "also": list(self.other_releases),
             "missing": list(self.missing),
             "idle": list(self.idle),
             "remedies": list(self.remedies),
@@ -132,7 +132,7 @@ class Check:
         }
 
 
-_WHOM = {"server": "the server", "clients": "other clients", "public": "everybody"}
+_WHOM = {"server": "the server", "clients": "other clients", "public": "the public"}
 
 
 def check(
@@ -142,61 +142,66 @@ def check(
     delta: float | None = None,
     log: str | os.PathLike[str] | None = None,
 ) -> Check:
-    """What a deployment proves of its noisy updates and of everything that leaves, and what its claim is worth.
+    """The epsilon of a deployment's noisy updates and of everything that is sent, and the verdict on its claim.
 
-    view   who looks, server (each message) or clients (each new model); default: whom the noise is added against;
-    delta  in the place of the deployment's;
-    log    a CSV file of what happened, which takes the place of the laws: see `deployments.log`.
-    Raises: ConfigurationError for facts that are missing, all of them at once, for facts on which nothing proved
-            depends, and for a log that cannot be true.
+    view   the adversary: server (sees each message) or clients (see each new model); default: the one that the noise
+           is meant to protect against;
+    delta  replaces the deployment's;
+    log    a CSV file of the actual rounds, which replaces the sampling laws: see `deployments.log`.
+    Raises: ConfigurationError for missing facts (all at once), for facts that no proved number depends on, and for an
+            impossible log.
     """
     if delta is not None:
         deployment = dataclasses.replace(deployment, delta=delta)
     templates.require_version(deployment.source)
-    seen: set[str] = set()
-    findings = findings_of(witness_of(deployment, seen), view)
-    count: Callable[[], Mechanism] = functools.partial(mechanism_of, deployment, view, seen)
+    facts_read: set[str] = set()
+    findings = findings_of(witness_of(deployment, facts_read), view)
+    count: Callable[[], Mechanism] = functools.partial(mechanism_of, deployment, view, facts_read)
     if log is not None:
-        count, more = mechanism_of_log(deployment, log, view, seen)
+        count, more = mechanism_of_log(deployment, log, view, facts_read)
         findings += more
-    result = judge(deployment, findings, view, count, seen)
-    if math.isinf(result.mechanism.epsilon):  # nothing is proved, so no fact has an effect on it
+    result = judge(deployment, findings, view, count, facts_read)
+    if math.isinf(result.mechanism.epsilon):  # nothing is proved, so no fact has an effect
         return result
-    return dataclasses.replace(result, idle=require_use(deployment, seen, () if log is None else REPLACED))
+    return dataclasses.replace(result, idle=require_use(deployment, facts_read, () if log is None else REPLACED))
 
 
 def judge(
-    deployment: Deployment, findings: list[Finding], view: str | None, count: Callable[[], Mechanism], seen: set[str]
+    deployment: Deployment,
+    findings: list[Finding],
+    view: str | None,
+    count: Callable[[], Mechanism],
+    facts_read: set[str],
 ) -> Check:
-    """A check from what rules found, and a function that counts the noisy updates where they have an epsilon.
+    """The check, from findings and a function that accounts for the noisy updates if they have an epsilon.
 
-    Facts that the check is made of are added to `seen`.
+    Facts that the check uses are added to `facts_read`.
     """
     silent = [f"{one.code}, {one.words}" for one in findings if one.effect is Effect.NO_MECHANISM]
     mechanism = None if silent else count()
     if mechanism is None:
         clients, seen_by = deployment.clients.of or 1, VIEWS[view_of(deployment, view)]
-        alone = dataclasses.replace(no_privacy(clients, "; ".join(silent), seen_by), unit=deployment.hidden)
+        alone = dataclasses.replace(no_privacy(clients, "; ".join(silent), seen_by), unit=deployment.protected_unit)
     else:
         alone = mechanism.guarantee(deployment.delta)
         if alone.delta or deployment.claim is not None:
-            seen.add("delta")
-        read = witness_of(deployment, seen)
+            facts_read.add("delta")
+        read = witness_of(deployment, facts_read)
         among = read.clients if read.unit == "client" else read.records
         if alone.delta and among is not None and among.of is not None:
-            warnings = delta_warnings(alone.delta, as_tuple(among.of), deployment.hidden)
+            warnings = delta_warnings(alone.delta, as_tuple(among.of), deployment.protected_unit)
             alone = dataclasses.replace(alone, warnings=warnings)
-    everything = None if mechanism is None else _total_guarantee(deployment, findings, alone)
+    total = None if mechanism is None else _total_guarantee(deployment, findings, alone)
     claim = None
     if deployment.claim is not None:
-        case = Case(deployment, witness_of(deployment.claim, seen), mechanism)
+        case = Case(deployment, witness_of(deployment.claim, facts_read), mechanism)
         if not silent or deployment.noise.law not in ("none", "unknown"):
             findings = [*findings, *findings_on_claim(case)]
-        claim = _judged_claim(case, findings, everything)
+        claim = _judged_claim(case, findings, total)
     return Check(
         deployment,
         alone,
-        everything,
+        total,
         claim,
         tuple(findings),
         tuple(names_of(UNKNOWN, deployment.to_dict())),
@@ -205,52 +210,52 @@ def judge(
 
 
 def _total_guarantee(deployment: Deployment, findings: list[Finding], alone: Guarantee) -> Guarantee | None:
-    """Of all that leaves: what has an epsilon of its own adds it."""
+    """The guarantee of everything that is sent: other releases add their epsilon."""
     if any(one.effect is Effect.NOT_EVERYTHING for one in findings) or not math.isfinite(alone.epsilon):
         return None
     more = math.fsum(one.epsilon or 0.0 for one in deployment.also)
     return dataclasses.replace(alone, epsilons=tuple(epsilon + more for epsilon in alone.epsilons)) if more else alone
 
 
-def _judged_claim(case: Case, findings: list[Finding], everything: Guarantee | None) -> Claim:
-    """The verdict, and what it rests on."""
+def _judged_claim(case: Case, findings: list[Finding], total: Guarantee | None) -> Claim:
+    """The claim with its verdict and the reasons."""
     promise, deployment = case.claim, case.deployment
     codes = {one.code for one in findings}
     about = [f"{one.reason}, {one.words}" for one in findings if one.effect is Effect.CLAIM]
-    verdict, first = _verdict(case, codes, everything)
+    verdict, first = _verdict(case, codes, total)
     source = f"claim of one {promise.per}" + (f" ({deployment.source.system})" if deployment.source.system else "")
     reason = "; ".join(filter(None, [first, *about]))
     return Claim(source, promise.epsilon, case.delta, verdict, reason, rounds=1 if promise.per == "round" else None)
 
 
-def _verdict(case: Case, codes: set[str], everything: Guarantee | None) -> tuple[Verdict, str]:
+def _verdict(case: Case, codes: set[str], total: Guarantee | None) -> tuple[Verdict, str]:
     claimed, mechanism, delta = case.claim.epsilon, case.mechanism, case.delta
     if mechanism is None:
-        return Verdict.WRONG, "nothing can be proved"
+        return Verdict.WRONG, "no epsilon can be proved"
     if "hypothetical_population" in codes:
         proved = hypothetical_epsilon(case)
         if proved is not None and proved <= claimed * (1 + SLACK):
             own = in_words(mechanism.epsilon(delta))
-            return Verdict.CONDITIONAL, f"true of clients that are not there; of those in the data epsilon is {own}"
+            return Verdict.CONDITIONAL, f"true for a hypothetical population; for the clients in the data it is {own}"
     if delta >= LARGEST_DELTA:
         return Verdict.WRONG, f"delta {delta:g} promises nothing"
     proved = mechanism.epsilon(delta)
     if math.isinf(proved):
         return Verdict.WRONG, f"no epsilon is finite at delta {delta:g}"
-    if case.exceeded:
+    if case.exceeds_claim:
         if "adjacency_of_fixed_cohorts" in codes:
-            return Verdict.CONDITIONAL, f"epsilon {in_words(proved)} is proved of a client that is exchanged"
-        least = mechanism.attained(delta)
+            return Verdict.CONDITIONAL, f"epsilon {in_words(proved)} is proved for a client that is replaced"
+        least = mechanism.attained_epsilon(delta)
         if least > claimed * (1 + SLACK):
             return Verdict.WRONG, f"two real neighbours attain {in_words(least)}"
         return Verdict.CONDITIONAL, f"not proved; epsilon {in_words(proved)} is"
     more = math.fsum(one.epsilon or 0.0 for one in case.deployment.also)
-    if everything is None or proved + more > claimed * (1 + SLACK):
-        return Verdict.CONDITIONAL, "true of the noisy updates alone, not of everything that leaves"
+    if total is None or proved + more > claimed * (1 + SLACK):
+        return Verdict.CONDITIONAL, "true for the noisy updates alone, not for everything that is sent"
     if codes & {*ARGUED}:
         return (
             Verdict.HEURISTIC,
-            f"its argument does not hold, though its number is above the {in_words(proved)} proved",
+            f"its argument is invalid, but its number is above the proved {in_words(proved)}",
         )
     if case.deployment.assumes:
         return Verdict.CONDITIONAL, f"true if {', '.join(case.deployment.assumes)}"
@@ -260,7 +265,7 @@ def _verdict(case: Case, codes: set[str], everything: Guarantee | None) -> tuple
 def _remedies(
     deployment: Deployment, findings: list[Finding], mechanism: Mechanism | None, claim: Claim | None
 ) -> list[str]:
-    """What would change it, the cheapest first."""
+    """Changes that would help, the cheapest first."""
     lines = list(dict.fromkeys(one.remedy for one in findings if one.remedy))
     if mechanism is None or claim is None or claim.epsilon is None or not 0 < claim.delta < 1:
         return lines

@@ -1,7 +1,6 @@
-"""A private federation in public facts, whatever system runs it: who is drawn, what is clipped, where noise is added.
+"""A private federation on any system, described by public facts: sampling, clipping and noise.
 
-Closed by default: an unknown key is refused, a missing fact is refused by its name, and a fact that is stated to be
-unknown is counted as the worst that it could be.
+Unknown keys and missing facts are refused by name. For a fact described as unknown the worst case is counted.
 """
 
 import dataclasses
@@ -16,9 +15,9 @@ from fedjax_dp import errors, folders, options, validation
 from fedjax_dp.accounting import Unit
 from fedjax_dp.options import REQUIRED, Option
 
-BLANK = "?"  # stands in a template where a fact has to be filled in
+BLANK = "?"  # in a template, marks a fact to fill in
 UNKNOWN = "unknown"
-NOISY = ("clip", "noise", "selection")  # groups without which nothing hides anybody
+NOISY = ("clip", "noise", "selection")  # groups without which nothing is private
 Number = float | tuple[float, ...]  # one for all clients, or one for each
 Count = int | tuple[int, ...]
 ClientLaw = Literal["all", "poisson", "fixed", "with-replacement", "round-robin", "schedule", "unknown"]
@@ -28,12 +27,12 @@ RecordLaw = Literal["full", "poisson", "fixed", "with-replacement", "shuffled", 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Facts:
-    """A group of facts, checked when it is made; groups inside of it may be given as mappings.
+    """A group of facts, validated when created; nested groups may be mappings.
 
-    What is annotated with `require(name, number)` is held to that, each number by itself.
+    A fact annotated with `require(name, number)` must satisfy it; in a list, each number must.
     """
 
-    where: ClassVar[str] = ""  # of its keys, in refusals
+    where: ClassVar[str] = ""  # prefix of its keys in refusals
 
     def __post_init__(self) -> None:
         for name, option in self.facts().items():
@@ -44,18 +43,18 @@ class Facts:
         self._check()
 
     def _check(self) -> None:
-        """Refuse facts that cannot be true together."""
+        """Refuse facts that contradict each other."""
 
     @classmethod
     @functools.cache
     def facts(cls) -> options.Options:
-        """What the group is made of, as options are described."""
+        """The facts of the group as options."""
         taken = options.of_class(cls)
         return {field.name: taken[field.name] for field in dataclasses.fields(cls)}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The same from a mapping, as a TOML file has it."""
+        """The group from a mapping, such as a table of a TOML file."""
         if not isinstance(values, Mapping):
             what = cls.where.rstrip(".") or "a deployment"
             raise errors.refuse(what, validation.describe(values), "a table of facts")
@@ -68,7 +67,7 @@ class Facts:
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """What is stated, as a TOML file has it."""
+        """The facts that differ from defaults, for a TOML file."""
         result: dict[str, Any] = {}
         for name, option in self.facts().items():
             value = getattr(self, name)
@@ -78,7 +77,7 @@ class Facts:
 
 
 def require_share(what: str, value: Any) -> None:
-    """Refuse what is no share of a whole."""
+    """Refuse a number that is not in (0, 1]."""
     if not 0 < errors.require_number(what, value) <= 1:
         raise errors.refuse(what, value, "above 0 and at most 1")
 
@@ -91,7 +90,7 @@ def _plain(value: Any) -> Any:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemberDraws(Facts):
-    """How many there are, and how many of them are drawn: `size` of `of`, or each at `rate`."""
+    """The number of members, and the sampling: `size` of `of`, or each at `rate`."""
 
     law: Any
     of: Annotated[Any, errors.require_count] = None
@@ -101,7 +100,7 @@ class MemberDraws(Facts):
     def _check(self) -> None:
         of, size, rate = self.of, self.size, self.rate
         if size is not None and rate is not None:
-            raise errors.refuse(f"{self.where}rate", rate, f"left out beside {self.where}size", "keep one of them")
+            raise errors.refuse(f"{self.where}rate", rate, f"left out with {self.where}size", "keep one of them")
         for drawn, members in _pairs_by_client(size, of):
             if drawn > members:
                 raise errors.refuse(f"{self.where}size", drawn, f"at most the {members} of {self.where}of")
@@ -109,13 +108,13 @@ class MemberDraws(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clients(MemberDraws):
-    """Which clients a round has.
+    """The clients of a round.
 
     Args:
-        law: how they are drawn
-        of: how many there are
-        size: how many reply, not how many are invited
-        rate: the chance of each to be drawn
+        law: sampling law
+        of: number of clients in the population
+        size: number of clients that reply, not that are invited
+        rate: sampling rate of each client
     """
 
     where = "clients."
@@ -127,15 +126,15 @@ class Clients(MemberDraws):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecordDraws(MemberDraws):
-    """Which records of a client a local step has; lists are one number per client.
+    """The records of a local step; a list has one number per client.
 
     Args:
-        law: how they are drawn; once: one draw, kept for the run
-        of: how many a client has
-        size: how many are drawn
-        rate: the chance of each to be drawn
+        law: sampling law; once: one sample, kept for the run
+        of: number of records of a client
+        size: number of records in a batch
+        rate: sampling rate of each record
         steps: noisy local steps of a round
-        last: of law shuffled, what becomes of the rest of a pass that is smaller than a batch: drop, or keep as a batch
+        last: for law shuffled, whether a smaller last batch of a pass is dropped or kept
     """
 
     where = "records."
@@ -150,24 +149,24 @@ class RecordDraws(MemberDraws):
         super()._check()
         if self.last is not None and self.law != "shuffled":
             raise errors.refuse(
-                "records.last", self.last, f"left out for law {self.law}", "passes have a rest if shuffled"
+                "records.last", self.last, f"left out for law {self.law}", "only shuffled passes have a last batch"
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clip(Facts):
-    """What is bounded.
+    """The clipping.
 
     Args:
-        of: whose norm
-        norm: which norm; coordinate: each number by itself
-        bound: the bound
-        scope: all tensors together, or each by itself
-        tensors: how many, of scope tensor
-        coordinates: how many numbers a model has, where norm and noise do not belong together
-        threshold: how the bound is chosen; private: from the data, without noise; adaptive: by counts with noise
-        count_noise: of threshold adaptive, standard deviation of the noise on the count of those clipped
-        count_bits: of threshold adaptive, what each adds to that count; zero-one: 0 or 1; half: minus or plus a half
+        of: what is clipped
+        norm: which norm; coordinate: each number separately
+        bound: the clipping norm
+        scope: all tensors together, or each tensor separately
+        tensors: number of tensors, for scope tensor
+        coordinates: number of parameters, if the noise does not match the norm
+        threshold: how the bound is chosen; private: from the data, without noise; adaptive: by noised counts
+        count_noise: for threshold adaptive, standard deviation of the noise on the count
+        count_bits: for threshold adaptive, what a member adds to that count; zero-one: 0 or 1; half: -1/2 or 1/2
     """
 
     where = "clip."
@@ -198,13 +197,13 @@ class Clip(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Calibration(Facts):
-    """Keys from which a system makes the noise: Gaussian of standard deviation sensitivity sqrt(2 ln(1.25 / delta)) /
-    epsilon, or Laplace of scale sensitivity / epsilon.
+    """Settings from which a system computes the noise: Gaussian of standard deviation sensitivity sqrt(2 ln(1.25 /
+    delta)) / epsilon, or Laplace of scale sensitivity / epsilon.
 
     Args:
-        epsilon: its key
-        delta: its key, of Gaussian noise
-        sensitivity: its key; left out where the clip bound stands in its place
+        epsilon: its setting
+        delta: its setting, for Gaussian noise
+        sensitivity: its setting; left out if it is the clipping norm
     """
 
     where = "noise.calibration."
@@ -215,16 +214,16 @@ class Calibration(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Noise(Facts):
-    """What is added.
+    """The noise.
 
     Args:
-        law: of each number
-        std: its standard deviation, of whatever `on` says
-        calibration: instead of std, keys of the classical formula
-        on: sum or mean of what is clipped, or each client's message
+        law: distribution of each coordinate
+        std: standard deviation of the noise on the quantity in `on`
+        calibration: instead of std, settings of the classical formula
+        on: what the noise is added to: the sum or mean of clipped values, or each client's message
         by: who adds it
         scale: what std depends on; private: the data; next-bound: an adaptive bound after its update
-        misses: tensors that get none
+        misses: tensors without noise
     """
 
     where = "noise."
@@ -238,7 +237,7 @@ class Noise(Facts):
 
     def _check(self) -> None:
         if self.std is not None and self.calibration is not None:
-            raise errors.refuse("noise.calibration", "one", "left out beside noise.std", "keep one of them")
+            raise errors.refuse("noise.calibration", "one", "left out with noise.std", "keep one of them")
         if self.on == "message" and self.by == "server":
             remedy = 'noise that a server adds is on = "mean" or "sum"'
             raise errors.refuse("noise.by", "server", "client for noise on messages", remedy)
@@ -248,12 +247,12 @@ class Noise(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Weights(Facts):
-    """By what is divided.
+    """The weights in the mean.
 
     Args:
-        largest: share of one client in the mean, at most in any round; unknown: 1
-        denominator: of the sum that the noise is for, of clients or of the records of a batch; fixed: a public number;
-            count: those who came
+        largest: largest share of one client in the mean of any round; unknown: 1
+        denominator: of the noised sum over clients, or over the records of a batch; fixed: a public number; count: the
+            actual number of members
     """
 
     where = "weights."
@@ -267,12 +266,12 @@ class Weights(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Selection(Facts):
-    """Numbers of a message chosen by the sparse vector technique and released with noise of their own.
+    """Numbers of a message that the sparse vector technique selects and that are released with additional noise.
 
     Args:
-        epsilon: of the choice, for as many answers as are released
-        of: how many numbers are queried
-        fraction: of them is released, rounded up
+        epsilon: of the selection, for all released numbers
+        of: number of queried numbers
+        fraction: the fraction of them that is released, rounded up
         release: epsilon of one released number
     """
 
@@ -289,13 +288,13 @@ class Selection(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Also(Facts):
-    """Something else that leaves and was computed from records.
+    """Another release that was computed from records.
 
     Args:
-        kind: what it is; preprocessing: public steps, such as scalers, fitted on records; threshold: a bound from data
-        text: in words
-        to: who gets it
-        epsilon: of the run at delta 0, where it has noise of its own
+        kind: its kind; preprocessing: steps such as scalers fitted on records; threshold: a bound from data
+        text: description
+        to: recipient
+        epsilon: of the whole run at delta 0, if it has noise
     """
 
     where = "also."
@@ -306,15 +305,15 @@ class Also(Facts):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Assumed(Facts):
-    """What the accountant of a claim takes for granted, where that is not what the description says.
+class ClaimAssumptions(Facts):
+    """Assumptions of a claim's accountant that differ from the description.
 
     Args:
-        clients: law by which clients are drawn, where that is counted as amplification
-        records: law by which records are drawn
-        population: how many clients there are
-        cohort: how many of them reply
-        noise: own: of a client alone; summed: that of a cohort, added up
+        clients: sampling law of clients, if it is counted as amplification
+        records: sampling law of records
+        population: number of clients
+        cohort: number of clients that reply
+        noise: own: the noise of one client; summed: the sum of the cohort's noise
     """
 
     where = "claim.assumes."
@@ -331,20 +330,20 @@ class Assumed(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Promise(Facts):
-    """The epsilon that is stated.
+    """The claim of a deployment.
 
     Args:
-        epsilon: as stated
-        delta: as stated, by default the deployment's
-        per: what it is stated of
-        assumes: what its accountant takes for granted
+        epsilon: as claimed
+        delta: as claimed, by default the deployment's
+        per: whether it is claimed for the run or for one round
+        assumes: assumptions of its accountant
     """
 
     where = "claim."
     epsilon: Annotated[float, errors.require_positive]
     delta: float | None = None
     per: Literal["run", "round"]
-    assumes: Assumed = dataclasses.field(default_factory=Assumed)
+    assumes: ClaimAssumptions = dataclasses.field(default_factory=ClaimAssumptions)
 
     def _check(self) -> None:
         if self.delta != 0:  # pure differential privacy
@@ -353,14 +352,14 @@ class Promise(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source(Facts):
-    """Where the facts are from; printed, and compared with the version that a template was read at.
+    """The source of the facts; printed, and compared with the version of the system that a template describes.
 
     Args:
         system: its name
         version: of the system
-        repository: where it is
-        path: of the file there
-        commit: that was read
+        repository: its address
+        path: of the file in the repository
+        commit: of the file
     """
 
     where = "source."
@@ -373,7 +372,7 @@ class Source(Facts):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Deployment(Facts):
-    """A private federation in public facts; groups may be given as mappings, as a TOML file has them.
+    """A private federation described by public facts; groups may be mappings, as in a TOML file.
 
     >>> deployment = Deployment(
     ...     unit="client", delta=1e-5, rounds=20,
@@ -386,21 +385,20 @@ class Deployment(Facts):
     0.1
 
     Args:
-        unit: whose presence is to be hidden
-        delta: at which epsilon is computed
-        rounds: how many there are
-        clients: which clients a round has
-        records: which records a local step has
-        clip: what is bounded
-        noise: what is added
-        weights: how updates are averaged
-        selection: numbers chosen by the sparse vector technique
-        also: what else leaves
-        claim: the epsilon that is stated
-        ignored: keys that are set and read by nothing in the version that runs; clip, noise or selection where that
-            whole group of facts is never carried out
-        assumes: what has to be true and no file shows
-        source: where the facts are from
+        unit: unit of privacy
+        delta: the delta of epsilon
+        rounds: number of rounds
+        clients: the clients of a round
+        records: the records of a local step
+        clip: the clipping
+        noise: the noise
+        weights: the weights in the mean
+        selection: numbers selected by the sparse vector technique
+        also: other releases
+        claim: the claimed epsilon
+        ignored: settings that the running version ignores; clip, noise or selection if the whole group is never applied
+        assumes: assumptions that no file can show
+        source: source of the facts
     """
 
     unit: Literal["record", "client"]
@@ -439,14 +437,12 @@ class Deployment(Facts):
         self._require_shares()
         for name, value in (("std", noise.std), ("calibration", noise.calibration)):
             if value is not None and self.selection is not None and noise.law == "laplace" and noise.on == "message":
-                raise errors.refuse(
-                    f"noise.{name}", "one", "left out beside selection", "its noise follows its epsilons"
-                )
+                raise errors.refuse(f"noise.{name}", "one", "left out with selection", "its noise follows its epsilons")
         for name in self.ignored:
             group, _, fact = name.partition(".")
             if fact and group in self.facts() and group not in NOISY:
                 raise errors.refuse(
-                    "ignored", name, "a key that is no fact of here", f"say in {name} what really is so"
+                    "ignored", name, "a setting that is no fact of a description", f"write in {name} what is true"
                 )
         for name, value in self.per_client.items():
             if isinstance(value, tuple) and self.clients.of is None:
@@ -456,7 +452,7 @@ class Deployment(Facts):
                 raise errors.refuse(name, f"{len(value)} numbers", wanted)
 
     def _require_shares(self) -> None:
-        """Refuse a largest share that is smaller than an equal one of those who reply."""
+        """Refuse a largest share that is smaller than an equal share."""
         clients, largest = self.clients, self.weights.largest
         replies = (
             clients.of if clients.law == "all" else None if clients.law in ("poisson", "schedule") else clients.size
@@ -470,14 +466,14 @@ class Deployment(Facts):
 
     @property
     def per_client(self) -> dict[str, Any]:
-        """Facts that may be lists."""
+        """The facts that may be lists."""
         named = {"clip.bound": self.clip.bound, "noise.std": self.noise.std}
         if self.records is not None:
             named |= {f"records.{name}": getattr(self.records, name) for name in ("of", "size", "rate", "steps")}
         return named
 
     def of_client(self, index: int) -> "Deployment":
-        """The same with one client's numbers in the place of lists."""
+        """The deployment with one client's numbers instead of lists."""
         if not any(isinstance(value, tuple) for value in self.per_client.values()):
             return self
 
@@ -493,25 +489,25 @@ class Deployment(Facts):
         return dataclasses.replace(self, **groups)
 
     @property
-    def hidden(self) -> Unit:
-        """Whose presence is to be hidden."""
+    def protected_unit(self) -> Unit:
+        """The unit of privacy."""
         return Unit(self.unit)
 
     @property
     def kinds(self) -> tuple["Deployment", ...]:
-        """One for each client where some numbers are the clients' own, else itself."""
+        """A deployment for each client if some facts are lists, else this one."""
         lists = any(isinstance(value, tuple) for value in self.per_client.values())
         return tuple(map(self.of_client, range(self.clients.of or 1))) if lists else (self,)
 
     def to_toml(self) -> str:
-        """As a file that `read` takes."""
+        """The content of a file for `read`."""
         return folders.toml(self.to_dict())
 
 
 def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deployment:
-    """The deployment that a TOML file describes; facts that are `free` may be blank, as if they were left out.
+    """The deployment in a TOML file; blanks of facts in `free` count as left out.
 
-    Raises: ConfigurationError for what is none, for keys that are unknown, facts that are missing, blanks.
+    Raises: ConfigurationError for an invalid file, unknown keys, missing facts and blanks.
     """
     values = folders.read_toml("deployment file", path)
     for name in free:
@@ -524,9 +520,9 @@ def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deploym
 
 
 def require_filled(values: Mapping[str, Any]) -> None:
-    """Refuse blanks of a template, all of them at once."""
+    """Refuse the blanks of a template, all at once."""
     if blanks := list(names_of(BLANK, values)):
-        raise errors.refuse(", ".join(blanks), "blanks", "filled in", f'write what is so in the place of "{BLANK}"')
+        raise errors.refuse(", ".join(blanks), "blanks", "filled in", f'replace "{BLANK}"')
 
 
 def names_of(word: str, values: Mapping[str, Any], where: str = "") -> Iterator[str]:
@@ -539,12 +535,12 @@ def names_of(word: str, values: Mapping[str, Any], where: str = "") -> Iterator[
 
 
 def missing_facts_error(names: list[str]) -> errors.ConfigurationError:
-    """The error to raise for facts that are missing, all of them at once."""
-    return errors.refuse(", ".join(names), "nothing", "given", "nothing is assumed in its place")
+    """The error for missing facts, all at once."""
+    return errors.refuse(", ".join(names), "nothing", "given", "there is no default for it")
 
 
 def _typed_fact(option: Option, value: Any, what: str) -> Any:
-    """A fact in the type of its field: a group of facts, a scalar, a name, or a list of such."""
+    """A fact in the type of its field: a group, a scalar, a name, or a list of these."""
     if value is None or value is option.default:
         return value
     hints = options.members(option.hint)
@@ -574,13 +570,13 @@ def _one(option: Option, value: Any, what: str, group: type[Facts] | None) -> An
 
 
 def _each(what: str, value: Any, require: Callable[[str, Any], object]) -> None:
-    """Hold a number, or each of a list, to a requirement; what is left out is fine."""
+    """Apply a requirement to a number, or to each number of a list; None is allowed."""
     for one in value if isinstance(value, tuple) else () if value is None else (value,):
         require(what, one)
 
 
 def _pairs_by_client(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
-    """Two facts client by client."""
+    """The pairs of two facts, client by client."""
     if first is None or second is None:
         return
     lists = [value for value in (first, second) if isinstance(value, tuple)]

@@ -1,7 +1,7 @@
-"""What really happened, from a CSV file: a row for each message or, where a server adds the noise, for each round.
+"""A log of the actual rounds, from a CSV file: a row for each message, or for each round if a server adds the noise.
 
-Rows take the place of the laws: clients are counted for the rounds that they are in, and their draw hides nothing. The
-file is read row by row; what is kept are the kinds of rows, and how often each client has them.
+Rows replace the sampling laws: clients are counted for the rounds that they take part in, without amplification. The
+file is read row by row; only the kinds of rows are kept, and how often each client has them.
 """
 
 import collections
@@ -36,9 +36,9 @@ from fedjax_dp.tools.deployments.mechanism import (
 from fedjax_dp.tools.deployments.rules import Effect, Finding, as_tuple
 from fedjax_dp.tools.deployments.witness import witness_of
 
-EVERYBODY = ""  # the client of rows that name none
-CLOSE = 1e-6  # relative, to which shares add up and norms keep the bound
-NUMBERS = {  # columns that hold numbers, and how they are checked
+EVERYBODY = ""  # the client of rows without a name
+CLOSE = 1e-6  # relative tolerance of sums of shares, and of norms against the bound
+NUMBERS = {  # columns of numbers with their checks
     "replies": errors.require_count,
     "share": errors.require_positive,
     "clip": errors.require_positive,
@@ -53,10 +53,10 @@ NUMBERS = {  # columns that hold numbers, and how they are checked
 WORDS = {
     "sampling": ("full", "poisson", "fixed", "with-replacement", "shuffled", "unknown"),
     "weights": ("equal",),
-    "received": ("0", "1", "true", "false"),  # what was sent is counted, received or not
+    "received": ("0", "1", "true", "false"),  # a message counts, received or not
 }
 COLUMNS = ("round", "client", *NUMBERS, *WORDS)
-FREE = (  # facts that rows may say in the place of the deployment
+FREE = (  # facts of the deployment that rows may replace
     "clients.size",
     "clients.rate",
     *(f"records.{name}" for name in ("of", "size", "rate", "steps")),
@@ -72,8 +72,8 @@ REPLACED = (
     "records.law",
     "records.last",
     "weights.denominator",
-)  # by rows, if a row has them
-SHOWN = ("norm_after", "received")  # columns that change nothing that is counted
+)  # facts that rows replace
+SHOWN = ("norm_after", "received")  # columns without effect on the account
 COUNTS = ("replies", "steps", "batch", "of")
 
 Values = dict[str, Any]
@@ -83,12 +83,12 @@ class Row(NamedTuple):
     number: int  # in the file, the header is 1
     round: int
     client: str
-    cells: tuple[str, ...]  # of the columns that are counted
+    cells: tuple[str, ...]  # of columns with an effect
     shown: tuple[str, ...]  # of the others
 
 
 class Kind(NamedTuple):
-    """What rows alike say, worked out once."""
+    """The cost of equal rows, computed once."""
 
     cost: GaussianCost | None  # None without noise
     values: Values
@@ -97,19 +97,19 @@ class Kind(NamedTuple):
 
 
 def mechanism_of_log(
-    deployment: Deployment, path: str | os.PathLike[str], view: str | None = None, seen: set[str] | None = None
+    deployment: Deployment, path: str | os.PathLike[str], view: str | None = None, facts_read: set[str] | None = None
 ) -> tuple[Callable[[], Mechanism], list[Finding]]:
-    """A function that counts the noisy updates of a log, and what the log shows beside.
+    """A function that accounts for the noisy updates of a log, and the findings in the log.
 
-    Facts of the deployment that the cost is made of are added to `seen`.
+    Facts of the deployment that the cost uses are added to `facts_read`.
 
-    Raises: ConfigurationError for a file that is none, and for rows that cannot be true.
+    Raises: ConfigurationError for an invalid file, and for impossible rows.
     """
     if deployment.noise.law == "laplace":
         raise errors.refuse("noise.law", "laplace", "gaussian for a log", "leave --log out")
     _require_priced_by_rows(deployment)
     reader = _Reader(pathlib.Path(path))
-    seen = set() if seen is None else seen
+    facts_read = set() if facts_read is None else facts_read
     kinds: dict[tuple[str, ...], Kind] = {}
     taken: dict[str, collections.Counter[tuple[str, ...]]] = collections.defaultdict(collections.Counter)
     spread: dict[str, set[float]] = collections.defaultdict(set)
@@ -118,7 +118,7 @@ def mechanism_of_log(
     each = "share" in reader.columns and "client" in reader.columns
     for row in reader:
         if row.cells not in kinds:
-            kinds[row.cells] = _kind(deployment, reader.values(row), f"{reader.path.name} row {row.number}", seen)
+            kinds[row.cells] = _kind(deployment, reader.values(row), f"{reader.path.name} row {row.number}", facts_read)
         kind = kinds[row.cells]
         if row.round != current and each:
             _require_whole(shares, current, reader.path.name)
@@ -139,13 +139,13 @@ def mechanism_of_log(
 
 
 class _Reader:
-    """Rows of a CSV file in their order, each held to what a log is."""
+    """The validated rows of a CSV file, in order."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
         if not path.is_file():
             raise errors.refuse("log", str(path), "an existing CSV file", folders.where_looked(path))
-        with self._opened() as file:
+        with self._open() as file:
             header = next(csv.reader(file), [])
         first = ",".join(header)
         where = f"{path.name} row 1"
@@ -166,14 +166,14 @@ class _Reader:
         self._shown = [place for place in others if self.columns[place] in SHOWN]
         self._counted = [place for place in others if self.columns[place] not in SHOWN]
 
-    def _opened(self) -> io.TextIOWrapper:
+    def _open(self) -> io.TextIOWrapper:
         return open(self.path, encoding="utf-8", newline="")
 
     def __iter__(self) -> Iterator[Row]:
         place = self.columns.index("round")
         who = self.columns.index("client") if "client" in self.columns else None
-        last, seen = -1, set[str]()
-        with self._opened() as file:
+        last, present = -1, set[str]()
+        with self._open() as file:
             lines = csv.reader(file)
             next(lines)
             number = 1
@@ -182,9 +182,7 @@ class _Reader:
                 try:
                     cells = next(lines, None)
                 except (csv.Error, UnicodeDecodeError) as error:
-                    raise errors.refuse(
-                        f"{self.path.name} row {number}", "what is no CSV", "text", str(error)
-                    ) from None
+                    raise errors.refuse(f"{self.path.name} row {number}", "no CSV", "text", str(error)) from None
                 if cells is None:
                     return
                 if not cells:
@@ -199,16 +197,16 @@ class _Reader:
                 if now < last:
                     raise errors.refuse(f"{where}, column round", now, f"at least {last}: rounds ascend")
                 if now > last:
-                    last, seen = now, set()
-                if client in seen:
+                    last, present = now, set()
+                if client in present:
                     whose = f"client {client!r} in " if client else ""
                     raise errors.refuse(where, f"a second row of {whose}round {now}", "the only one")
-                seen.add(client)
+                present.add(client)
                 counted = tuple([cells[other] for other in self._counted])
                 yield Row(number, now, client, counted, tuple([cells[other] for other in self._shown]))
 
     def values(self, row: Row, shown: bool = False) -> Values:
-        """The cells that are counted, or the others, in their types; those that are empty are left out."""
+        """The cells with an effect, or the others, in their types and without empty ones."""
         result: Values = {}
         for place, cell in zip(self._shown, row.shown) if shown else zip(self._counted, row.cells):
             name, text = self.columns[place], cell.strip()
@@ -234,10 +232,10 @@ def _require_whole(shares: float, last: int, file: str) -> None:
         raise errors.refuse(f"{file}: shares of round {last}", f"a sum of {shares:.9g}", "1 together")
 
 
-def _kind(deployment: Deployment, values: Values, where: str, seen: set[str]) -> Kind:
-    """The release of one row: the deployment with the row's numbers in the place of its own."""
+def _kind(deployment: Deployment, values: Values, where: str, facts_read: set[str]) -> Kind:
+    """The release of one row: the deployment with the row's numbers."""
     try:
-        one = witness_of(_with_row(deployment, values), seen)
+        one = witness_of(_with_row(deployment, values), facts_read)
     except errors.ConfigurationError as error:
         raise errors.ConfigurationError(f"{where}: {error}") from None
     z = multiplier(one)
@@ -246,19 +244,19 @@ def _kind(deployment: Deployment, values: Values, where: str, seen: set[str]) ->
 
 
 def _require_priced_by_rows(deployment: Deployment) -> None:
-    """Refuse draws of which no row says what they cost."""
+    """Refuse sampling laws whose cost no row determines."""
     records, law = deployment.records, deployment.clients.law
     if records is not None and records.law == "once" and deployment.clip.of == "record":
-        wanted = "drawn anew in each step, as rows are priced one by one"
-        raise errors.refuse("records.law", "once", wanted, "leave --log out: one draw is kept for the whole run")
+        wanted = "drawn again in each step, since rows are accounted for one by one"
+        raise errors.refuse("records.law", "once", wanted, "leave --log out: one sample is kept for the whole run")
     twice = law in ("with-replacement", UNKNOWN) and deployment.noise.by == "server" and deployment.noise.on == "sum"
     if twice:
-        wanted = "one by which a client comes once a round, for a log of sums"
+        wanted = "a law by which a client takes part at most once a round, for a log of sums"
         raise errors.refuse("clients.law", law, wanted, "leave --log out")
 
 
 def _with_row(deployment: Deployment, values: Values) -> Deployment:
-    """One round of the deployment by what a row says. A row is of one client, so lists are not looked into."""
+    """One round of the deployment with the numbers of a row. A row is of one client, so lists are ignored."""
     share = values.get("share")
     if share is None and values.get("weights") == "equal":
         if "replies" not in values:
@@ -305,7 +303,7 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
 def _findings_of_row(
     kind: Kind, row: Row, shown: Values, spread: dict[str, set[float]], deployment: Deployment
 ) -> Iterator[Finding]:
-    """What a row shows that no number says."""
+    """The findings in a row."""
     values = kind.values
     bound = values.get("clip", deployment.clip.bound)
     most = math.inf if bound is None else max(as_tuple(bound))
@@ -316,10 +314,10 @@ def _findings_of_row(
         yield Finding("no_noise", f"round {row.round} has noise 0", Effect.NO_MECHANISM)
     std = values.get("noise_std")
     if std is not None:
-        seen = spread[f"{row.client} {bound}"]
-        seen.add(std)
-        if len(seen) == 2:
-            words = f"the noise changes from {min(seen):g} to {max(seen):g} while the clip bound stays {most:g}"
+        stds = spread[f"{row.client} {bound}"]
+        stds.add(std)
+        if len(stds) == 2:
+            words = f"the noise changes from {min(stds):g} to {max(stds):g} while the clip bound stays {most:g}"
             yield Finding("noise_changes", words, Effect.COUNTED)
 
 
@@ -329,10 +327,10 @@ def _mechanism_of_rows(
     taken: dict[str, collections.Counter[tuple[str, ...]]],
     view: str | None,
 ) -> Mechanism:
-    """Each client's rows, added up; clients alike are counted once."""
+    """The composition of each client's rows; equal clients are computed once."""
     if len({kind.drawn.adjacency for kind in kinds.values()}) > 1:
         words = ", ".join(dict.fromkeys(kind.drawn.words for kind in kinds.values()))
-        raise errors.refuse("log", words, "of sums with one kind of neighbours", "check them in logs of their own")
+        raise errors.refuse("log", words, "sums with one kind of neighbours", "check them in separate logs")
     costs: dict[frozenset[tuple[GaussianCost, int]], GaussianCost] = {}
     clients: list[GaussianCost] = []
     everybody = taken.pop(EVERYBODY, None)
@@ -340,7 +338,7 @@ def _mechanism_of_rows(
         parts: collections.Counter[GaussianCost] = collections.Counter()
         for key, times in [*counter.items(), *(everybody.items() if everybody and counter is not everybody else ())]:
             cost = kinds[key].cost
-            assert cost is not None  # rows without noise end before
+            assert cost is not None  # rows without noise are findings
             parts[cost] += times
         alike = frozenset(parts.items())
         if alike not in costs:
@@ -350,13 +348,13 @@ def _mechanism_of_rows(
     words = first.words if first.samplings != (FullBatch(),) else "clients are counted for the rounds that they are in"
     lines = (
         *assumptions_of(dataclasses.replace(deployment, weights=Weights()), first._replace(words=words)),
-        "the log is public: numbers of replies and shares in it are a release of their own",
+        "the log is public: its numbers of replies and shares are a separate release",
     )
     return Mechanism(
         tuple(clients),
         tuple(kind.multiplier for kind in kinds.values()),
         deployment.clients.of or 1,
-        deployment.hidden,
+        deployment.protected_unit,
         first.adjacency,
         VIEWS[view_of(deployment, view)],
         ACCOUNTANTS["pld"].about,
@@ -365,7 +363,7 @@ def _mechanism_of_rows(
 
 
 def _compose_costs(parts: list[tuple[GaussianCost, int]]) -> GaussianCost:
-    """Releases one after the other, each so many times; of each the worst where a law is unknown."""
+    """The composition of repeated releases; the worst case of each if a law is unknown."""
     events = [repeated(one.events[0] if len(one.events) == 1 else AnyOf(one.events), times) for one, times in parts]
     reals = [repeated(one.real, times) for one, times in parts if one.real is not None]
     return GaussianCost((joined(events),), joined(reals) if len(reals) == len(parts) else None)

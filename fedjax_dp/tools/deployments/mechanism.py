@@ -1,4 +1,4 @@
-"""The noisy releases of a deployment as events: noise multiplier, sampling, adjacency and view, read off the facts."""
+"""The noisy releases of a deployment as events: noise multiplier, sampling, adjacency and view from its facts."""
 
 import dataclasses
 import math
@@ -31,22 +31,22 @@ from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, MemberD
 from fedjax_dp.tools.deployments.witness import unwrap, witness_of
 
 VIEWS = {"server": View.UPLOADS, "clients": View.BROADCAST}
-BOUNDING = ("record", "update", "weights")  # clips that bound what their unit can change
-SUMMED = "every epsilon counted whole, added up (pure differential privacy)"
+BOUNDING = ("record", "update", "weights")  # clippings that bound the contribution of a unit
+SUMMED = "sum of all epsilons (pure differential privacy)"
 
 
 @dataclasses.dataclass(frozen=True)
 class GaussianCost:
-    """Gaussian releases; where a law is unknown there are several events, and the worst counts."""
+    """Gaussian releases; several events if a law is unknown, of which the worst counts."""
 
     events: tuple[Event, ...]
-    real: Event | None  # what two neighbours, as described, certainly show
+    real: Event | None  # the event of two neighbours that surely exist
 
     def epsilon(self, delta: float) -> float:
         return max(epsilon_of(event, delta) for event in self.events) if delta else math.inf
 
-    def attained(self, delta: float) -> float:
-        """What two real neighbours attain; 0 where none are known."""
+    def attained_epsilon(self, delta: float) -> float:
+        """The epsilon that two real neighbours attain; 0 if none are known."""
         if not delta:
             return math.inf
         return 0.0 if self.real is None else compare.lower_bound(self.real, delta).number or 0.0
@@ -58,7 +58,7 @@ class GaussianCost:
 
 @dataclasses.dataclass(frozen=True)
 class LaplaceCost:
-    """`count` releases of numbers with Laplace noise, each of epsilon `each`, and `more` that nothing may attain."""
+    """`count` releases with Laplace noise of epsilon `each`, and `more` that perhaps nothing attains."""
 
     each: float
     count: int
@@ -67,7 +67,7 @@ class LaplaceCost:
     def epsilon(self, delta: float) -> float:
         return self.each * self.count + self.more
 
-    def attained(self, delta: float) -> float:
+    def attained_epsilon(self, delta: float) -> float:
         """By neighbours that differ in every release by its sensitivity, and a test that counts in how many the noise
         went beyond the first of them: that has probability 1/2, and e^-each / 2 under the other."""
         if not delta:
@@ -81,11 +81,11 @@ class LaplaceCost:
         return self.epsilon(delta) / epsilon
 
 
-Cost = GaussianCost | LaplaceCost  # what one client pays for all noisy releases
+Cost = GaussianCost | LaplaceCost  # of all noisy releases of one client
 
 
 class Draw(NamedTuple):
-    """How members of a noisy sum are drawn: one sampling, or several of which any may be true."""
+    """The sampling of a noisy sum's members, or several possible ones."""
 
     samplings: tuple[Sampling, ...]
     adjacency: Adjacency
@@ -94,10 +94,10 @@ class Draw(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Mechanism:
-    """The noisy releases of a deployment, in the eyes of a view."""
+    """The noisy releases of a deployment against one view."""
 
     costs: tuple[Cost, ...]  # of each client, or one for all
-    multipliers: tuple[float, ...]  # noise over what one unit can weigh; empty for Laplace noise
+    multipliers: tuple[float, ...]  # noise over the sensitivity; empty for Laplace noise
     clients: int
     unit: Unit
     adjacency: Adjacency
@@ -106,22 +106,22 @@ class Mechanism:
     assumptions: tuple[str, ...]
 
     def epsilons(self, delta: float) -> tuple[float, ...]:
-        """Of each client, or of all alike."""
+        """The epsilon of each client, or one if all are equal."""
         return tuple(cost.epsilon(delta) for cost in self.costs)
 
     def epsilon(self, delta: float) -> float:
         return max(self.epsilons(delta))
 
-    def attained(self, delta: float) -> float:
-        """A lower bound on the worst client's epsilon; 0 where none is known."""
-        return max(cost.attained(delta) for cost in self.costs)
+    def attained_epsilon(self, delta: float) -> float:
+        """A lower bound on the worst client's epsilon; 0 if none is known."""
+        return max(cost.attained_epsilon(delta) for cost in self.costs)
 
     def factors_for(self, epsilon: float, delta: float) -> tuple[float, ...]:
         """Factors on the noise of each client that meet a budget."""
         return tuple(cost.factor_for(epsilon, delta) for cost in self.costs)
 
     def guarantee(self, delta: float) -> Guarantee:
-        """Of the noisy releases alone."""
+        """The guarantee of the noisy releases alone."""
         epsilons = self.epsilons(delta)
         pure = self.accountant == SUMMED
         return Guarantee(
@@ -137,25 +137,24 @@ class Mechanism:
 
 
 def view_of(deployment: Deployment, view: str | None = None) -> str:
-    """Who looks: by default the strongest that noise is added against."""
+    """The name of the view: by default the strongest adversary that the noise can protect against."""
     if view is not None:
         errors.require_choice("view", view, VIEWS)
         return view
     return "clients" if deployment.noise.by == "server" else "server"
 
 
-def mechanism_of(deployment: Deployment, view: str | None = None, seen: set[str] | None = None) -> Mechanism:
-    """What the noisy releases cost, however far what else leaves goes.
+def mechanism_of(deployment: Deployment, view: str | None = None, facts_read: set[str] | None = None) -> Mechanism:
+    """The mechanism of the noisy releases, without other releases.
 
-    The deployment's clip bounds its unit, and its noise is noise: see `rules`. Facts that the cost is made of are added
-    to `seen`.
-    Raises: ConfigurationError for facts that are missing, all of them at once.
+    The deployment must clip its unit and add noise: see `rules`. Facts that the cost uses are added to `facts_read`.
+    Raises: ConfigurationError for missing facts, all at once.
     """
     if missing := list(dict.fromkeys(name for one in deployment.kinds for name in missing_facts(one))):
         raise missing_facts_error(missing)
-    seen = set() if seen is None else seen
-    kinds = [witness_of(one, seen) for one in deployment.kinds]
-    deployment = witness_of(deployment, seen)
+    facts_read = set() if facts_read is None else facts_read
+    kinds = [witness_of(one, facts_read) for one in deployment.kinds]
+    deployment = witness_of(deployment, facts_read)
     drawn = draw_of(kinds[0])
     words = list(dict.fromkeys(draw_of(one).words for one in kinds))
     if len(words) > 1:
@@ -165,7 +164,7 @@ def mechanism_of(deployment: Deployment, view: str | None = None, seen: set[str]
         tuple(cost_of(one, releases(one)) for one in kinds),
         () if laplace else tuple(map(multiplier, kinds)),
         deployment.clients.of or 1,
-        deployment.hidden,
+        deployment.protected_unit,
         drawn.adjacency,
         VIEWS[view_of(deployment, view)],
         SUMMED if laplace else ACCOUNTANTS["pld"].about,
@@ -174,7 +173,7 @@ def mechanism_of(deployment: Deployment, view: str | None = None, seen: set[str]
 
 
 def missing_facts(deployment: Deployment) -> list[str]:
-    """Facts without which nothing can be counted."""
+    """The missing facts that the account needs."""
     clip, noise, clients, records = deployment.clip, deployment.noise, deployment.clients, deployment.records
     by_record, by_server = clip.of == "record", noise.by == "server"
     counted = by_server and hides_clients(deployment)
@@ -194,7 +193,7 @@ def missing_facts(deployment: Deployment) -> list[str]:
         "records": records is None and by_record,
     }
     drawn: dict[str, tuple[MemberDraws, bool, tuple[str, ...]]]
-    often = (UNKNOWN,) if noise.on == "sum" else ()  # may be drawn several times into one sum
+    often = (UNKNOWN,) if noise.on == "sum" else ()  # perhaps several times in one sum
     drawn = {"clients": (clients, counted or clients.law == "round-robin", (*sized, "round-robin", *often))}
     divided = counted and clients.law == "poisson"
     if records is not None and by_record:
@@ -215,18 +214,18 @@ def missing_facts(deployment: Deployment) -> list[str]:
 
 
 def _chance(members: MemberDraws) -> float:
-    """Of one member to be drawn."""
+    """The sampling rate of one member."""
     chance: float = members.rate if members.rate is not None else members.size / members.of
     return chance
 
 
 def hides_clients(deployment: Deployment) -> bool:
-    """Whether the draw of clients counts: where they are the unit, or may stand in one sum several times."""
+    """Whether the sampling of clients matters: they are the unit, or may be in one sum several times."""
     return deployment.unit == "client" or deployment.clients.law in ("with-replacement", UNKNOWN)
 
 
 def rest_of(records: RecordDraws) -> int:
-    """The records of a pass that fill no batch."""
+    """The number of records in the last, smaller batch of a pass."""
     passes = records.law == "shuffled" and records.size is not None and records.of is not None
     return records.of % records.size if passes else 0  # type: ignore[operator]
 
@@ -238,7 +237,7 @@ def varies(records: RecordDraws) -> bool:
 
 
 def _by_poisson(deployment: Deployment) -> bool:
-    """Whether members of the noisy sums come by Poisson sampling, and what is divided by does not say how many came."""
+    """Whether members of the noisy sums are Poisson samples, and the denominator does not reveal their number."""
     records, clients = deployment.records, deployment.clients
     if deployment.clip.of == "record":
         return records is not None and records.law == "poisson" and not counts(deployment)
@@ -246,14 +245,14 @@ def _by_poisson(deployment: Deployment) -> bool:
 
 
 def _of_clients(deployment: Deployment) -> bool:
-    """Whether the noisy sums are of clients whose draw hides them."""
+    """Whether the noisy sums are over clients with amplification by sampling."""
     return deployment.noise.by == "server" and hides_clients(deployment)
 
 
 def counts(deployment: Deployment) -> bool:
-    """Whether what is divided by says how many came, and that is no constant.
+    """Whether the denominator reveals the number of members, which is not constant.
 
-    Where the noise is on a sum of records, divisors are public constants unless something else is stated.
+    For noise on a sum of records, denominators are public constants unless stated otherwise.
     """
     records = deployment.records
     if deployment.clip.of == "record":
@@ -266,9 +265,9 @@ def counts(deployment: Deployment) -> bool:
 
 
 def draw_of(deployment: Deployment) -> Draw:
-    """How members of the noisy sums are drawn in the eyes of the view, and who is a neighbour.
+    """The sampling of the noisy sums' members against the view, and the adjacency.
 
-    Clients that are drawn hide nothing but from other clients, and nothing of their records.
+    Sampling of clients amplifies only against other clients, and never the privacy of records.
     """
     records, clients = deployment.records, deployment.clients
     if deployment.clip.of == "record" and records is not None:
@@ -307,15 +306,15 @@ def _draw_by_law(members: MemberDraws, whose: str) -> Draw:
 
 
 def participations(deployment: Deployment) -> int:
-    """Rounds of a client, at most."""
+    """The largest number of rounds of a client."""
     clients = deployment.clients
     if clients.law == "round-robin" and clients.size is not None and clients.of is not None:
-        return -(-deployment.rounds // (clients.of // clients.size))  # of a rest that is left out, too
+        return -(-deployment.rounds // (clients.of // clients.size))  # also if the remainder of clients is left out
     return deployment.rounds
 
 
 def releases(deployment: Deployment) -> int:
-    """Noisy sums of which a member may be a part, at most."""
+    """The largest number of noisy sums with one member."""
     records, rounds = deployment.records, participations(deployment)
     if deployment.clip.of != "record" or records is None:
         return rounds
@@ -327,7 +326,7 @@ def releases(deployment: Deployment) -> int:
 
 
 def bound_of(deployment: Deployment, norm: int = 2) -> float:
-    """Of what one member adds to a sum, in the norm that the noise needs."""
+    """The bound on one member's contribution to a sum, in the norm of the noise."""
     clip = deployment.clip
     bound, tensors = float(clip.bound), clip.tensors if clip.scope == "tensor" and clip.tensors else 1  # type: ignore[arg-type]
     if clip.norm == "coordinate":
@@ -338,7 +337,7 @@ def bound_of(deployment: Deployment, norm: int = 2) -> float:
 
 
 def noise_std(deployment: Deployment) -> float:
-    """As it is stated, or as a system makes it of its keys."""
+    """The standard deviation as stated, or as a system computes it from its settings."""
     noise = deployment.noise
     if noise.calibration is None:
         return float(noise.std)  # type: ignore[arg-type]
@@ -350,31 +349,31 @@ def noise_std(deployment: Deployment) -> float:
 
 
 def classical_factor(delta: float) -> float:
-    """sqrt(2 ln(1.25 / delta)): of the formula for Gaussian noise that holds for epsilon below 1."""
+    """sqrt(2 ln(1.25 / delta)), the factor of the classical Gaussian mechanism, which holds for epsilon below 1."""
     return math.sqrt(2 * math.log(1.25 / delta))
 
 
 def weight(deployment: Deployment) -> float:
-    """What one clipped member weighs in what the noise is added to."""
+    """The weight of one clipped member in the noised quantity."""
     if deployment.noise.on != "mean":
         return 1.0
     records = deployment.records
     if deployment.clip.of == "record" and records is not None:
-        # of batches that are divided by their own numbers the smallest: a rest, or one record alone
+        # batches divided by their own size: the smallest is the last of a pass, or one record
         return 1 / (batch_of(records) if not counts(deployment) else rest_of(records) or 1)
     largest = deployment.weights.largest
     return 1.0 if largest == UNKNOWN or largest is None else float(largest)
 
 
 def batch_of(records: RecordDraws) -> float:
-    """Records of a batch, by expectation where it has no size."""
+    """The records of a batch; the expected number if it has no size."""
     if records.size is not None:
         return float(records.size)  # type: ignore[arg-type]
     return float(records.of) * (1.0 if records.law == "full" else float(records.rate))  # type: ignore[arg-type]
 
 
 def multiplier(deployment: Deployment) -> float:
-    """Gaussian noise over what one member can add. Counts with noise beside an adaptive bound take their part of it.
+    """Gaussian noise over the sensitivity, including the noised counts of an adaptive bound.
 
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, arXiv:1905.03871, Theorem 1.
     """
@@ -384,11 +383,10 @@ def multiplier(deployment: Deployment) -> float:
 
 
 def count_multiplier(deployment: Deployment) -> float | None:
-    """Noise on counts beside an adaptive bound over what one member can add to them; None without such counts.
+    """The noise multiplier of the counts of an adaptive bound; None without such counts.
 
-    A member that is exchanged moves a count by 1, twice a half, whatever its bits are. One that is added moves it by a
-    half if bits are shifted to minus and plus a half, else by 1. Tensors that are clipped one by one have counts of
-    their own.
+    Replacing a member changes a count by 1, twice a half. Adding one changes it by a half if bits are -1/2 or 1/2,
+    else by 1. Tensors that are clipped separately have separate counts.
     """
     clip = deployment.clip
     if clip.threshold != "adaptive" or clip.count_noise is None:
@@ -399,13 +397,13 @@ def count_multiplier(deployment: Deployment) -> float | None:
 
 
 def cost_of(deployment: Deployment, count: int) -> Cost:
-    """What one client pays for `count` of its noisy sums."""
+    """The cost of `count` noisy sums for one client."""
     return _laplace_cost(deployment, count) if deployment.noise.law == "laplace" else gaussian_cost(deployment, count)
 
 
 def gaussian_cost(deployment: Deployment, count: int) -> GaussianCost:
-    """The same of Gaussian noise."""
-    drawn, unit, records = draw_of(deployment), deployment.hidden, deployment.records
+    """The cost of `count` sums with Gaussian noise for one client."""
+    drawn, unit, records = draw_of(deployment), deployment.protected_unit, deployment.records
     steps = [
         GaussianSteps(multiplier(deployment), sampling, drawn.adjacency, count, unit) for sampling in drawn.samplings
     ]
@@ -414,13 +412,13 @@ def gaussian_cost(deployment: Deployment, count: int) -> GaussianCost:
     if by_record and records is not None and records.law == "once":
         events = [RandomParticipation(one, _chance(records), 1) for one in steps]
     real = events[0] if len(events) == 1 else None
-    if counts(deployment):  # in which the worst of what is divided by is counted, and no draw
-        if not by_record or records is None:  # the others know whether they came, and so together who else did
+    if counts(deployment):  # the worst denominator is counted, without amplification
+        if not by_record or records is None:  # the other clients together know who took part
             once = dataclasses.replace(steps[0], count=1)
             real = RandomParticipation(once, _chance(unwrap(deployment.clients)), count)
         elif records.law == "poisson":
             chance, among = _chance(unwrap(records)), unwrap(records).of
-            if deployment.noise.on == "mean":  # what is counted happens in batches that a record has for itself
+            if deployment.noise.on == "mean":  # the worst case is a batch of one record
                 chance *= 0.0 if among is None else (1 - chance) ** (among - 1)  # type: ignore[operator]
             real = dataclasses.replace(steps[0], sampling=Poisson(chance)) if chance else None
         else:
@@ -431,14 +429,14 @@ def gaussian_cost(deployment: Deployment, count: int) -> GaussianCost:
 def _laplace_cost(deployment: Deployment, count: int) -> Cost:
     chosen = deployment.selection
     if chosen is not None and deployment.noise.on == "message":
-        # Lyu, Su, Li 2017, arXiv:1603.01699: the threshold's part, and a part for each answer, of which there may be
-        # as many as numbers are queried
+        # Lyu, Su, Li 2017, arXiv:1603.01699: a part for the threshold, and one for each answer, at most as many as
+        # queried numbers
         threshold = chosen.epsilon / (1 + (2 * chosen.answers) ** (2 / 3))
         choice = threshold + (chosen.epsilon - threshold) * chosen.of / chosen.answers
         return LaplaceCost(chosen.release, chosen.answers * count, choice * count)
     drawn, law = draw_of(deployment), deployment.clients.law
     if _of_clients(deployment) and law in ("with-replacement", UNKNOWN):
-        remedy = "one client may stand in a sum several times, which is written for Gaussian noise alone"
+        remedy = "one client may be in a sum several times, which is implemented for Gaussian noise only"
         raise errors.refuse("noise.law", "laplace", f"gaussian for clients by law {law}", remedy)
     scale = noise_std(deployment) / math.sqrt(2)
     change = drawn.adjacency.sensitivity * bound_of(deployment, norm=1) * weight(deployment)
@@ -449,30 +447,28 @@ def _laplace_cost(deployment: Deployment, count: int) -> Cost:
 
 
 def assumptions_of(deployment: Deployment, drawn: Draw) -> list[str]:
-    """What has to be true for the numbers to hold."""
-    lines = ["of what was described, and of nothing that the description leaves out", drawn.words]
+    """The assumptions of the numbers."""
+    lines = ["the description is complete and correct", drawn.words]
     if deployment.unit == "client":
-        lines.append("whoever clips does so as described: one client that does not is not bounded")
+        lines.append("all clipping is as described: a client that does not clip is not bounded")
     if deployment.noise.by == "client":
-        lines.append("a client's own noise alone is counted, not that of others")
+        lines.append("only a client's own noise is counted")
     else:
-        lines.append("the server adds the noise honestly, and sees what it is added to")
+        lines.append("the server is trusted: it adds the noise honestly, and sees the sum without noise")
     by_record = deployment.clip.of == "record"
     if deployment.noise.law == "gaussian" and deployment.clip.norm == "l1":
         lines.append("a bound on the L1 norm is one on the L2 norm, which Gaussian noise needs")
     if deployment.noise.on == "mean" and not by_record and isinstance(largest := deployment.weights.largest, float):
-        few = f", so no round is of fewer than {math.ceil(1 / largest - 1e-9)}" if counts(deployment) else ""
+        few = f", so every round has at least {math.ceil(1 / largest - 1e-9)} clients" if counts(deployment) else ""
         lines.append(f"no client has more than {largest:.4g} of the mean{few}")
     if deployment.noise.on == "mean" and by_record and not counts(deployment) and deployment.records is not None:
-        lines.append(
-            f"the sum of a batch is divided by {batch_of(deployment.records):.4g}, however many records it has"
-        )
+        lines.append(f"the sum of a batch is divided by {batch_of(deployment.records):.4g}, for any number of records")
     often = deployment.clients.law in ("with-replacement", UNKNOWN)
     if often and deployment.noise.by == "client":
-        lines.append("a client sends one message a round, however often it is drawn")
+        lines.append("a client sends one message a round, even if it is drawn several times")
     if deployment.noise.on == "sum" and deployment.noise.by == "server":
         lines.append("a clipped update enters the sum with weight at most 1")
-    lines.append("sizes, shares, divisors and numbers of steps are public constants")
+    lines.append("sizes, shares, denominators and numbers of steps are public constants")
     if deployment.clip.of == "weights":
         lines.append("the model's weights are clipped, not its update")
     return lines

@@ -1,4 +1,4 @@
-"""The noise that meets a budget, found through the same description, and written as a system's own settings."""
+"""The noise of a deployment for a budget, also as the settings of a system."""
 
 import ast
 import dataclasses
@@ -22,18 +22,18 @@ from fedjax_dp.tools.deployments.mechanism import (
 )
 from fedjax_dp.tools.deployments.rules import Effect, findings_of
 
-FIXED = ("unit", "clip.of", "clip.norm", "noise.law", "noise.on", "noise.by")  # of which a template says what is so
-FREE = ("noise.std", "noise.calibration")  # which a plan finds
+FIXED = ("unit", "clip.of", "clip.norm", "noise.law", "noise.on", "noise.by")  # facts that a template prescribes
+FREE = ("noise.std", "noise.calibration")  # facts that a plan computes
 OPERATIONS = {ast.Mult: operator.mul, ast.Div: operator.truediv}
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """A deployment whose noise meets a budget, and what was proved of it."""
+    """A deployment whose noise meets a budget, and its check."""
 
     check: Check
-    multipliers: tuple[float, ...]  # noise over what one unit can add, of each client or of all
-    settings: dict[str, Any]  # of the system that it is for
+    multipliers: tuple[float, ...]  # noise over the sensitivity, for each client or for all
+    settings: dict[str, Any]  # of the system, if one is named
     note: str = ""
     system: str = ""
 
@@ -42,8 +42,8 @@ class Plan:
         return self.check.deployment
 
     def to_toml(self) -> str:
-        """The settings, or without a system the deployment, below what they promise."""
-        lines = [self.check.statement, *self.check.beside, *self.check.mechanism.assumptions]
+        """The settings, or the deployment if no system is named, below their guarantee as comments."""
+        lines = [self.check.statement, *self.check.other_releases, *self.check.mechanism.assumptions]
         lines += [self.system, self.note] if self.system else []
         head = "".join(f"# {line}\n" for line in lines if line)
         return head + (folders.toml(self.settings) if self.system else self.deployment.to_toml())
@@ -61,18 +61,18 @@ class Plan:
 
 
 def plan(deployment: Deployment, *, epsilon: float, delta: float | None = None, system: str | None = None) -> Plan:
-    """The least noise with which the noisy updates of a deployment cost at most epsilon.
+    """The least noise for which the noisy updates of a deployment have at most this epsilon.
 
-    Its own noise does not matter, if there is any: `std` is what is found, for each client where numbers are lists.
-    delta   in the place of the deployment's;
-    system  a template, in whose settings the plan is written.
-    Raises: ConfigurationError where no noise bounds anything, and where the system is set up otherwise.
+    The deployment's own noise is ignored: the plan computes `std`, for each client if facts are lists.
+    delta   replaces the deployment's;
+    system  a template, whose settings the plan writes.
+    Raises: ConfigurationError if no noise gives an epsilon, or if the system works differently.
     """
     require_budget("epsilon", epsilon)
     settings = {} if system is None else templates.settings_of(system)
     if "refused" in settings:
         raise errors.refuse(
-            "plan", settings["name"], "for a system whose settings bound what is sent", settings["refused"]
+            "plan", settings["name"], "for a system whose settings clip what is sent", settings["refused"]
         )
     if delta is not None:
         deployment = dataclasses.replace(deployment, delta=delta)
@@ -82,9 +82,9 @@ def plan(deployment: Deployment, *, epsilon: float, delta: float | None = None, 
     deployment = dataclasses.replace(deployment, noise=noise, claim=None)
     for finding in findings_of(deployment):
         if finding.effect is Effect.NO_MECHANISM:
-            raise errors.refuse("plan", finding.reason, "for a deployment that noise can hide", finding.words)
+            raise errors.refuse("plan", finding.reason, "for a deployment that noise can make private", finding.words)
     if deployment.selection is not None:
-        raise errors.refuse("plan", "selection", "left out: its noise is that of its own epsilons", "lower release")
+        raise errors.refuse("plan", "selection", "left out: its epsilons determine its noise", "lower release")
     first = mechanism_of(deployment)
     stds = [
         _std(one, multiple, factor)
@@ -94,30 +94,29 @@ def plan(deployment: Deployment, *, epsilon: float, delta: float | None = None, 
             first.factors_for(epsilon, deployment.delta),
         )
     ]
-    found = stds[0] if len(stds) == 1 else tuple(stds)
-    planned = dataclasses.replace(deployment, noise=dataclasses.replace(noise, std=found))
-    checked = check(planned)
+    std = stds[0] if len(stds) == 1 else tuple(stds)
+    solution = dataclasses.replace(deployment, noise=dataclasses.replace(noise, std=std))
     if system is not None and len(stds) > 1:
-        raise errors.refuse("for", system, "left out where clients have noise of their own", "plan without it")
-    facts = {} if system is None else facts_of(planned.kinds[0])
+        raise errors.refuse("for", system, "left out if clients have different noise", "plan without it")
+    facts = {} if system is None else facts_of(solution.kinds[0])
     written = {
         name: _result(ast.parse(value, mode="eval").body, facts) if isinstance(value, str) else value
         for name, value in settings.get("settings", {}).items()
     }
     written = {name: value for name, value in written.items() if value is not None}
     about = settings.get("note", ""), settings.get("name", "")
-    return Plan(checked, checked_multipliers(planned), written, *about)
+    return Plan(check(solution), noise_multipliers_of(solution), written, *about)
 
 
-def checked_multipliers(deployment: Deployment) -> tuple[float, ...]:
-    """The noise multipliers of the clients; of Laplace noise its scale over the bound."""
+def noise_multipliers_of(deployment: Deployment) -> tuple[float, ...]:
+    """The noise multipliers of the clients; for Laplace noise its scale over the bound."""
     if deployment.noise.law == "laplace":
         return tuple(noise_std(one) / math.sqrt(2) / (bound_of(one, norm=1) * weight(one)) for one in deployment.kinds)
     return tuple(map(multiplier, deployment.kinds))
 
 
 def _std(one: Deployment, joint: float, factor: float) -> float:
-    """The standard deviation with `factor` times the noise; counts beside an adaptive bound keep theirs."""
+    """The standard deviation with `factor` times the noise; the noise on counts of an adaptive bound stays."""
     counts = count_multiplier(one)
     if counts is None:
         return noise_std(one) * factor
@@ -130,7 +129,7 @@ def _std(one: Deployment, joint: float, factor: float) -> float:
 
 
 def _require_alike(deployment: Deployment, system: str) -> None:
-    """Refuse a deployment that a system's template says it cannot be."""
+    """Refuse a deployment that contradicts a system's template."""
     stated = templates.template(system)
     for name in FIXED:
         group, _, fact = name.partition(".")
@@ -142,7 +141,7 @@ def _require_alike(deployment: Deployment, system: str) -> None:
 
 
 def facts_of(one: Deployment) -> dict[str, Any]:
-    """What settings are made of; None for what a deployment does not say."""
+    """The values that settings may use; None if a deployment does not state them."""
     clients, std, bound = one.clients, noise_std(one), one.clip.bound
     size, of = clients.size, clients.of
     largest = one.weights.largest
@@ -162,7 +161,7 @@ def facts_of(one: Deployment) -> dict[str, Any]:
 
 
 def _result(node: ast.expr, facts: dict[str, Any]) -> Any:
-    """A setting that is text: products and quotients of facts, or a quoted word."""
+    """The value of a setting that is text: products and quotients of facts, or a quoted word."""
     match node:
         case ast.Name(name):
             return facts[name]

@@ -1,6 +1,6 @@
-"""The rules by which a deployment is judged: each a function that finds what its code names, in the order of the list.
+"""The rules of a check: each is a function that yields findings, in the order of the list.
 
-A rule looks at facts alone, never at the name of a system.
+A rule uses only facts, never the name of a system.
 """
 
 import enum
@@ -20,22 +20,22 @@ from fedjax_dp.tools.deployments.mechanism import (
     weight,
 )
 
-SLACK = 1e-3  # relative: claims that round an epsilon, or were made by another accountant, are as good
+SLACK = 1e-3  # relative tolerance for claims with a rounded epsilon or of another accountant
 ARGUED = ("sampling_law", "amplification_from_visible_clients", "amplification_of_one_draw", "classical_above_one")
-LARGEST_DELTA = 0.1  # from here on delta is no small probability of anything
+LARGEST_DELTA = 0.1  # from here on delta is not a small probability
 
 
 class Effect(enum.Enum):
-    """What a finding does to the two numbers."""
+    """The effect of a finding on the two epsilons."""
 
-    COUNTED = "it is counted as it is"
+    COUNTED = "it is accounted for"
     NO_MECHANISM = "the noisy updates have no epsilon"
-    NOT_EVERYTHING = "what leaves has no epsilon, the noisy updates have one"
-    CLAIM = "the claim is of something else"
+    NOT_EVERYTHING = "everything that is sent has no epsilon, the noisy updates have one"
+    CLAIM = "the claim is about something else"
 
 
 class Finding(NamedTuple):
-    """What a rule found."""
+    """A finding of a rule."""
 
     code: str
     words: str
@@ -49,7 +49,7 @@ class Finding(NamedTuple):
 
 
 class Case(NamedTuple):
-    """What claims are judged by: the deployment, what is claimed, and what was proved of the noisy updates, if that."""
+    """The basis of a verdict: the deployment, its claim, and the mechanism of the noisy updates, if any."""
 
     deployment: Deployment
     claim: Promise
@@ -60,8 +60,8 @@ class Case(NamedTuple):
         return self.deployment.delta if self.claim.delta is None else self.claim.delta
 
     @property
-    def exceeded(self) -> bool:
-        """Whether more is proved than is claimed."""
+    def exceeds_claim(self) -> bool:
+        """Whether the proved epsilon exceeds the claimed one."""
         return self.mechanism is not None and self.mechanism.epsilon(self.delta) > self.claim.epsilon * (1 + SLACK)
 
 
@@ -71,16 +71,16 @@ ClaimRule = Callable[[Case], Findings]
 
 
 def findings_of(deployment: Deployment, view: str | None = None) -> list[Finding]:
-    """What the rules find in a deployment, its claim left aside."""
-    seen = view_of(deployment, view)
-    silent = [finding for rule in OF_SILENCE for finding in rule(deployment, seen)]
+    """The findings about a deployment without its claim."""
+    view = view_of(deployment, view)
+    silent = [finding for rule in OF_SILENCE for finding in rule(deployment, view)]
     without = any(finding.effect is Effect.NO_MECHANISM for finding in silent)
     rules = WITHOUT_NOISE if without else OF_NOISE
-    return [*silent, *(finding for rule in rules for finding in rule(deployment, seen))]
+    return [*silent, *(finding for rule in rules for finding in rule(deployment, view))]
 
 
 def findings_on_claim(case: Case) -> list[Finding]:
-    """What the rules find in a claim about noisy updates."""
+    """The findings about a claim on the noisy updates."""
     found = [finding for rule in OF_CLAIMS for finding in rule(case)]
     if not found:
         found = [finding for rule in OF_EXCESS for finding in rule(case)]
@@ -95,7 +95,7 @@ def _ignored_setting(deployment: Deployment, view: str) -> Findings:
         listed = ", ".join(deployment.ignored)
         whole = [name for name in deployment.ignored if name.partition(".")[0] in NOISY]
         effect = Effect.NO_MECHANISM if whole else Effect.COUNTED
-        words = f"{listed}: {'never carried out' if whole else 'read by nothing in the version that runs'}"
+        words = f"{listed}: {'never applied' if whole else 'ignored by the running version'}"
         yield Finding("ignored_setting", words, effect)
 
 
@@ -117,7 +117,7 @@ def _no_noise(deployment: Deployment, view: str) -> Findings:
 def _check_clipping(deployment: Deployment, view: str) -> Findings:
     of = deployment.clip.of
     if of == "aggregate":
-        words = "the aggregate is clipped, after one client has moved it by any amount"
+        words = "the aggregate is clipped only after one client may have changed it by any amount"
         yield Finding("clip_after_aggregate", words, Effect.NO_MECHANISM, remedy="clip each update before it is summed")
     elif of not in BOUNDING or (of == "record" and deployment.unit == "client"):
         what = {"batch": "a clipped batch mean bounds no record", "record": "clipped records bound no client"}
@@ -138,9 +138,9 @@ def _private_scale(deployment: Deployment, view: str) -> Findings:
         words = f"the scale of the noise is {scale}: it depends on the data"
         yield Finding("private_scale", words, Effect.NO_MECHANISM, remedy="a constant standard deviation")
     if scale == "next-bound":
-        words = "the noise has the bound after its update, the updates were clipped to the one before"
+        words = "the noise uses the bound after its update, but the updates were clipped to the previous one"
         yield Finding(
-            "noise_of_next_bound", words, Effect.NOT_EVERYTHING, remedy="noise of the bound that was clipped to"
+            "noise_of_next_bound", words, Effect.NOT_EVERYTHING, remedy="noise for the bound that clipped the updates"
         )
 
 
@@ -159,7 +159,7 @@ def _norms(deployment: Deployment, view: str) -> Findings:
 def _noise_not_tied(deployment: Deployment, view: str) -> Findings:
     keys = deployment.noise.calibration
     if keys is not None and keys.sensitivity is not None:
-        words = "the standard deviation follows a key of its own, into which the clip bound does not enter"
+        words = "the standard deviation follows a separate setting, not the clipping norm"
         yield Finding("noise_not_tied", words, Effect.COUNTED, remedy="judge by the standard deviation alone")
 
 
@@ -176,7 +176,7 @@ def _cohort_mismatch(deployment: Deployment, view: str) -> Findings:
     largest = deployment.weights.largest
     share = 1.0 if largest == UNKNOWN else largest
     if share is not None and float(share) > (1 + 1e-9) / clients.size:
-        words = f"one client has up to {float(share):g} of the mean, more than 1/{clients.size}"
+        words = f"one client has a share of up to {float(share):g} of the mean, more than 1/{clients.size}"
         yield Finding("cohort_mismatch", words, Effect.COUNTED, remedy="equal shares")
 
 
@@ -185,13 +185,13 @@ def _count_denominator(deployment: Deployment, view: str) -> Findings:
         return
     by_record = deployment.clip.of == "record"
     words = (
-        f"the sum is divided by the number of {'records' if by_record else 'clients'} that came, which add-remove "
-        "neighbours differ in; replace-one is counted, with that number public and no amplification"
+        f"the sum is divided by the actual number of {'records' if by_record else 'clients'}, which differs between "
+        "add-remove neighbours; replace-one is counted, with that number public and no amplification"
     )
     if by_record and deployment.noise.on == "mean":
         words = (
-            "a batch is divided by the number of its records, the noise is not: a record's share of the smallest batch "
-            "is counted, and no amplification"
+            "a batch is divided by its number of records, but the noise is not: a record's share of the smallest batch "
+            "is counted, without amplification"
         )
     yield Finding("count_denominator", words, Effect.COUNTED, remedy="divide by a fixed number")
 
@@ -201,7 +201,7 @@ def _also(deployment: Deployment, view: str) -> Findings:
         if one.epsilon is None:
             words, remedy = f"{one.kind} ({one.text}) to {one.to}, without noise", f"do not send {one.kind}"
             if one.kind == "preprocessing":
-                words = f"fitted on private records ({one.text}): one of them moves more than what is clipped"
+                words = f"fitted on private records ({one.text}): one of them changes more than the clipped sum"
                 yield Finding("private_preprocessing", words, Effect.NOT_EVERYTHING, remedy="public constants")
             elif one.kind == "threshold":
                 words = f"a bound from the data without noise ({one.text})"
@@ -222,10 +222,10 @@ def _per_what(case: Case) -> Findings:
     claim = case.claim
     if claim.per == "round":
         if case.deployment.clip.of == "record":
-            words = "the accountant begins anew each round, and all rounds are released"
+            words = "the accountant restarts each round, but all rounds are released"
             yield Finding("accountant_reset", words, Effect.CLAIM, remedy="one accountant for the run")
         else:
-            words = f"the claim is of one round of {case.deployment.rounds}"
+            words = f"the claim is about one of {case.deployment.rounds} rounds"
             yield Finding("per_round_claim", words, Effect.CLAIM, remedy="claim the epsilon of the run")
 
 
@@ -243,7 +243,7 @@ def _selection(case: Case) -> Findings:
     if chosen is None:
         return
     if case.claim.epsilon <= chosen.epsilon * (1 + SLACK):
-        words = f"the claim is of the choice alone; {chosen.answers:,} released numbers cost {chosen.release:g} each"
+        words = f"the claim covers only the selection; {chosen.answers:,} released numbers cost {chosen.release:g} each"
         yield Finding("epsilon_of_a_part", words, Effect.CLAIM)
     if chosen.of > chosen.answers:
         words = f"more than {chosen.answers:,} of {chosen.of:,} answers may be above the threshold"
@@ -252,20 +252,20 @@ def _selection(case: Case) -> Findings:
 
 def _laws(case: Case) -> Findings:
     deployment, assumed = case.deployment, case.claim.assumes
-    seen = deployment.unit == "record" or deployment.noise.by == "client"
-    if assumed.clients not in (None, "all") and seen:
-        words = "the draw of clients is counted as amplification, and the server sees who comes"
+    visible = deployment.unit == "record" or deployment.noise.by == "client"
+    if assumed.clients not in (None, "all") and visible:
+        words = "client sampling is counted as amplification, but the server sees who takes part"
         yield Finding("amplification_from_visible_clients", words, Effect.CLAIM)
     elif assumed.clients not in (None, deployment.clients.law):
-        words = f"clients are counted by law {assumed.clients} and drawn by law {deployment.clients.law}"
+        words = f"clients are accounted for by law {assumed.clients} but sampled by law {deployment.clients.law}"
         yield Finding("sampling_law", words, Effect.CLAIM)
     drawn = None if deployment.records is None else deployment.records.law
     if drawn is not None and assumed.records not in (None, drawn):
-        words = f"records are counted by law {assumed.records} and drawn by law {drawn}"
+        words = f"records are accounted for by law {assumed.records} but sampled by law {drawn}"
         yield Finding("amplification_of_one_draw" if drawn == "once" else "sampling_law", words, Effect.CLAIM)
     steps = deployment.records.steps if deployment.records is not None else 1
     if max(as_tuple(steps or 1)) > 1 and assumed.noise == "summed":
-        words = "the noise of many clients is added up over several local steps, which depend on it"
+        words = "the noise of several clients is summed over several local steps, which depend on it"
         yield Finding("aggregated_noise_of_many_steps", words, Effect.CLAIM)
 
 
@@ -273,14 +273,14 @@ def _hypothetical_population(case: Case) -> Findings:
     if (epsilon := hypothetical_epsilon(case)) is not None:
         assumed = case.claim.assumes
         words = (
-            f"the claim is of {assumed.population:,} clients of whom {assumed.cohort:,} come; of such a deployment "
-            f"epsilon {epsilon:.4g} is proved"
+            f"the claim is about {assumed.population:,} clients of whom {assumed.cohort:,} take part; for such a "
+            f"deployment epsilon {epsilon:.4g} is proved"
         )
         yield Finding("hypothetical_population", words, Effect.CLAIM)
 
 
 def hypothetical_epsilon(case: Case) -> float | None:
-    """Epsilon of the population and the cohort that a claim is about, with the noise that is added to the mean."""
+    """Epsilon for the population and the cohort that a claim assumes, with the noise on the mean."""
     deployment, assumed = case.deployment, case.claim.assumes
     central = deployment.unit == "client" and deployment.noise.by == "server"
     if not central or assumed.population is None or assumed.cohort is None or case.mechanism is None or not case.delta:
@@ -298,37 +298,37 @@ def _delta_not_small(case: Case) -> Findings:
     units = None if members is None or members.of is None else min(as_tuple(members.of))
     if case.delta >= LARGEST_DELTA or (units is not None and case.delta * units >= 1):
         among = "" if units is None else f" among {units:,} {case.deployment.unit}s"
-        yield Finding("delta_not_small", f"delta {case.delta:g} is no small probability{among}", Effect.CLAIM)
+        yield Finding("delta_not_small", f"delta {case.delta:g} is not a small probability{among}", Effect.CLAIM)
 
 
 def _adjacency_of_fixed_cohorts(case: Case) -> Findings:
-    """Whether a claim that is exceeded would hold for a client that is replaced by nothing."""
+    """Whether a claim that is too small would hold for a client that is replaced by a zero update."""
     deployment, mechanism = case.deployment, case.mechanism
-    if not case.exceeded or mechanism is None or deployment.noise.by != "server" or not case.delta:
+    if not case.exceeds_claim or mechanism is None or deployment.noise.by != "server" or not case.delta:
         return
     if mechanism.adjacency is Adjacency.REPLACE_ONE and deployment.clients.law != "poisson":
         factor = max(mechanism.factors_for(case.claim.epsilon, case.delta))
         if factor <= Adjacency.REPLACE_ONE.sensitivity * (1 + SLACK):
             words = (
-                "the claim is of a client that is added or removed, and a round has as many clients without it; "
-                "it holds where a client is replaced by a zero update"
+                "the claim is about adding or removing a client, but the number of clients in a round is fixed; "
+                "it holds if a client is replaced by a zero update"
             )
             yield Finding("adjacency_of_fixed_cohorts", words, Effect.CLAIM)
 
 
 def _steps_exceed_plan(case: Case) -> Findings:
     deployment, mechanism = case.deployment, case.mechanism
-    if not case.exceeded or mechanism is None or deployment.clip.of != "record" or case.claim.per != "run":
+    if not case.exceeds_claim or mechanism is None or deployment.clip.of != "record" or case.claim.per != "run":
         return
-    planned = [steps_for(one, case.claim.epsilon, case.delta) for one in deployment.kinds]
+    allowed = [steps_for(one, case.claim.epsilon, case.delta) for one in deployment.kinds]
     done = sorted({releases(one) for one in deployment.kinds})
-    if min(planned):
-        words = f"{_span(done)} noisy steps a client, noise for {_span(sorted(planned))}"
+    if min(allowed):
+        words = f"{_span(done)} noisy steps per client, but noise for {_span(sorted(allowed))}"
         yield Finding("steps_exceed_plan", words, Effect.CLAIM)
 
 
 def steps_for(deployment: Deployment, epsilon: float, delta: float) -> int:
-    """The most noisy steps of a client that cost at most epsilon; 0 where one is too many."""
+    """The largest number of noisy steps of a client within epsilon; 0 if one is too many."""
     low, high = 0, releases(deployment)
     while high - low > 1:
         middle = (low + high) // 2
@@ -343,7 +343,7 @@ def _span(numbers: list[int]) -> str:
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
-    """A list of a fact of clients, or the one fact of all."""
+    """A fact as a tuple: of each client, or the one for all."""
     return value if isinstance(value, tuple) else (value,)
 
 

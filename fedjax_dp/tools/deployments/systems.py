@@ -1,4 +1,4 @@
-"""What private federations in public repositories state, and what is proved of them: rows that are deployments."""
+"""Private federations in public repositories: their claims, and what is proved about them."""
 
 import dataclasses
 import importlib.resources
@@ -14,39 +14,39 @@ HERE = importlib.resources.files("fedjax_dp.tools.deployments")
 
 @dataclasses.dataclass(frozen=True)
 class SystemRow:
-    """One configuration at one commit; `checked` is None where it does not run, for `refused`."""
+    """One configuration at one commit; `check` is None if it does not run, for the reasons `refused`."""
 
     id: str
     source: Source
     does: str
     needs: str
-    checked: Check | None
+    check: Check | None
     refused: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
-        return "refused" if self.checked is None else self.checked.verdict
+        return "refused" if self.check is None else self.check.verdict
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        return self.refused if self.checked is None else self.checked.reasons
+        return self.refused if self.check is None else self.check.reasons
 
     @property
-    def claimed(self) -> str:
-        """The epsilon that is stated, in words."""
-        claim = None if self.checked is None else self.checked.claim
+    def claim_text(self) -> str:
+        """The claimed epsilon in words."""
+        claim = None if self.check is None else self.check.claim
         return "-" if claim is None else f"{claim.epsilon:g}" + " a round" * (claim.rounds is not None)
 
     @property
-    def alone(self) -> str:
-        """Epsilon of the noisy updates, in words."""
-        return "-" if self.checked is None else in_words(self.checked.mechanism.epsilon)
+    def noisy_text(self) -> str:
+        """The epsilon of the noisy updates in words."""
+        return "-" if self.check is None else in_words(self.check.mechanism.epsilon)
 
     @property
-    def everything(self) -> str:
-        """Epsilon of all that leaves, in words."""
-        whole = None if self.checked is None else self.checked.everything
-        return "-" if self.checked is None else in_words(None if whole is None else whole.epsilon)
+    def total_text(self) -> str:
+        """The epsilon of everything that is sent, in words."""
+        whole = None if self.check is None else self.check.total
+        return "-" if self.check is None else in_words(None if whole is None else whole.epsilon)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -57,12 +57,12 @@ class SystemRow:
             "needs": self.needs,
             "verdict": self.verdict,
             "reasons": list(self.reasons),
-            "check": None if self.checked is None else self.checked.to_dict(),
+            "check": None if self.check is None else self.check.to_dict(),
         }
 
 
 def system_rows(progress: Callable[[int, int], None] | None = None) -> list[SystemRow]:
-    """All rows, each number computed anew. `progress` is called with (rows done, rows in all)."""
+    """Compute all rows. `progress` is called with (rows done, total rows)."""
     written = tomllib.loads((HERE / "systems.toml").read_text(encoding="utf-8"))["row"]
     rows = []
     for done, row in enumerate(written, 1):

@@ -1,7 +1,6 @@
-"""Templates: what a system's settings mean as a description, with its traps as comments and blanks to fill.
+"""Templates: a system's settings as a description, with its pitfalls as comments and blanks to fill in.
 
-A template is a file of its own, and what a plan writes for the system stands in another beside it. Nothing here knows a
-system by its name.
+Each template is a file, with a second file for the settings that a plan writes. This code depends on no system.
 """
 
 import importlib.resources
@@ -16,28 +15,28 @@ FOLDER = importlib.resources.files("fedjax_dp.tools.deployments") / "templates"
 
 
 def names() -> list[str]:
-    """Of all templates, blank last."""
+    """The names of all templates, with blank last."""
     found = {path.name.removesuffix(".toml") for path in FOLDER.iterdir() if not path.name.endswith(".plan.toml")}
     return [*sorted(found - {"blank"}), "blank"]
 
 
 def text_of(name: str) -> str:
-    """The file, with its comments and blanks.
+    """The content of a template with its comments and blanks.
 
-    Raises: ConfigurationError for a name that is none.
+    Raises: ConfigurationError for an unknown name.
     """
     errors.require_choice("template", name, names())
     return (FOLDER / f"{name}.toml").read_text(encoding="utf-8")
 
 
 def template(name: str) -> dict[str, Any]:
-    """What it says; blanks are "?"."""
+    """The facts of a template; blanks are "?"."""
     return tomllib.loads(text_of(name))
 
 
 def settings_of(name: str) -> dict[str, Any]:
-    """What a plan writes for the system: its `settings`, or why it is `refused`."""
-    text_of(name)  # refuses what is none
+    """The settings that a plan writes for a system: `settings`, or the reason `refused`."""
+    text_of(name)  # refuses unknown names
     if name == "blank":
         remedy = "without --for the plan is a deployment file"
         raise errors.refuse("for", "blank", "a template of a system", remedy)
@@ -45,7 +44,7 @@ def settings_of(name: str) -> dict[str, Any]:
 
 
 def require_version(source: Source) -> None:
-    """Refuse a version of a system that is newer than the one at which its templates were read."""
+    """Refuse a system version that is newer than the one its template describes."""
     if source.version is None:
         return
     for name in names():
@@ -54,7 +53,7 @@ def require_version(source: Source) -> None:
             raise errors.refuse(
                 "source.version",
                 source.version,
-                f"at most {read.version}, at which template {name} was read",
+                f"at most {read.version}, which template {name} describes",
                 f'confirm that nothing changed with version = "{read.version}", or use template blank',
             )
 

@@ -1,4 +1,4 @@
-"""Pictures of runs, sweeps, audits and accounts: figures of matplotlib, drawn from tables that reports draw too."""
+"""Pictures of runs, sweeps, audits and accounts with matplotlib, drawn from the same tables as reports."""
 
 import lazy_loader
 

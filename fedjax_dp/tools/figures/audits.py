@@ -1,4 +1,4 @@
-"""The picture of an audit: what the adversary saw, what it proves, and what was stated."""
+"""The picture of an audit: scores, error rates, and the proved and stated epsilons."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ RATES = ("false_positive", "false_negative")
 TICKS = (1e-7, 1e-5, 1e-3, 0.01, 0.05, 0.2, 0.5, 0.8, 0.95, 0.99, 0.999)  # rates on probit axes
 POINTS = 241  # of a curve
 BINS = 70
-FAR = 4.0  # times the spread of nearly all scores: beyond that a score is drawn at the edge
-MOST_FACTOR = 1e3  # times the stated noise: a curve of more is that of coin flips
+FAR = 4.0  # times the spread of nearly all scores; scores beyond it are drawn at the edge
+MOST_FACTOR = 1e3  # times the stated noise; a curve with more noise looks like coin flips
 
 
 def plot_audit(audit: Any, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]) -> Figure:
-    """Scores in both worlds, error rates against what is stated, and every epsilon on one axis: three panels.
+    """Draw three panels: scores in both worlds, error rates against the stated curve, and every epsilon on one axis.
 
-    Error rates are drawn on probit axes, where Gaussian noise makes straight lines. The promise is broken where the
-    corner of the bounds lies below the curve of what is stated. `audit` is a `fedjax_dp.audits.Audit`; `look` is ax,
-    size and style, see `figures.Look`.
+    Error rates are on probit axes, where Gaussian noise gives straight lines. The promise is broken if the corner of
+    the bounds lies below the stated curve. `audit` is a `fedjax_dp.audits.Audit`; for `look` see `figures.Look`.
     """
     content = audit.to_dict()
     rows = [row for row in tables.epsilons(content) if row["epsilon"] is not None]
     last = 0.62 + 0.24 * len(rows)  # inches
 
     def arrange(figure: Any) -> list[Any]:
-        if canvas.narrow(figure):
+        if canvas.is_narrow(figure):
             return [part.subplots() for part in figure.subfigures(3, 1, height_ratios=[3.4, 5.2, 1.2 * last])]
         above, below = figure.subfigures(2, 1, height_ratios=[6.3, last])
         return [*above.subplots(1, 2), below.subplots()]
@@ -60,16 +59,16 @@ def plot_audit(audit: Any, path: str | os.PathLike[str] | None = None, **look: U
 
 def _short(audit: Any) -> str:
     """The verdict as a title."""
-    what = f"epsilon {audit.tested:.4g} {'stated' if audit.claim is None else 'claimed'}"
+    what = f"epsilon {audit.tested_epsilon:.4g} {'stated' if audit.claim is None else 'claimed'}"
     if audit.violated and not audit.proved:
         return f"VIOLATED by inspection of the parts; the attack alone proves {audit.lower:.4g} of {what}"
-    if audit.proved and not audit.lower > audit.tested:
+    if audit.proved and not audit.lower > audit.tested_epsilon:
         return f"VIOLATED: the attack errs less often than {what} allows"
     return f"{'VIOLATED' if audit.violated else 'consistent'}: {what}, at least {audit.lower:.4g} proved"
 
 
 def _draw_scores(audit: Any, axes: Any) -> None:
-    """Histograms of the counted scores; the errors are the darker parts."""
+    """Histograms of the counted scores, with the errors in darker colours."""
     outcome = audit.outcome
     worlds = [np.asarray(scores, float) for scores in (outcome.absent, outcome.present)]
     cuts = _cuts(outcome)
@@ -84,14 +83,14 @@ def _draw_scores(audit: Any, axes: Any) -> None:
         axes.stairs(counts, edges, fill=True, color=color, alpha=0.28)
         axes.stairs(counts, edges, color=color, lw=1.3, label=label)
         axes.stairs(dark, edges, fill=True, color=color, alpha=0.45)
-    about = "threshold, chosen on other runs" if len(cuts) == 1 else "beyond these it guesses"
+    about = "threshold, chosen on other runs" if len(cuts) == 1 else "guesses lie beyond these"
     for cut, label in zip(cuts, (about, "")):
         axes.axvline(cut, color=styles.ink(), lw=1.2, ls="--", label=label)
     beyond = sum(int(np.sum((scores < low) | (scores > high))) for scores in worlds)
-    note = f" ({beyond:,} further out are drawn at the edges)" if beyond else ""
+    note = f" ({beyond:,} outliers are drawn at the edges)" if beyond else ""
     title, label = (
-        canvas.wrapped(words, _room(axes), "medium")
-        for words in (f"{_counted(outcome)} (wrong ones dark)", f"score of the attack{note}")
+        canvas.wrap(words, _room(axes), "medium")
+        for words in (f"{_error_count(outcome)} (errors dark)", f"score of the attack{note}")
     )
     axes.set_title(title, fontsize="medium")
     axes.set(xlabel=label, ylabel="runs" if len(cuts) == 1 else "canaries", xlim=(low, high))
@@ -100,28 +99,28 @@ def _draw_scores(audit: Any, axes: Any) -> None:
 
 
 def _room(axes: Any) -> float:
-    """Inches for what stands above or below a panel."""
+    """Inches for the texts above and below a panel."""
     return canvas.width_of(axes) - 0.3 * styles.scale()
 
 
 def _cuts(outcome: Any) -> list[float]:
-    """The threshold; or the scores below and above which a canary of a single run is guessed out and in."""
+    """The threshold; or the scores below and above which a canary of a single run is guessed absent and present."""
     if hasattr(outcome, "threshold"):
         return [outcome.threshold]
     scores, half = np.sort(np.concatenate([outcome.absent, outcome.present])), outcome.guesses // 2
     return [float(scores[half - 1]), float(scores[-half - 1 if half < scores.size else 0])]
 
 
-def _counted(outcome: Any) -> str:
+def _error_count(outcome: Any) -> str:
     if not hasattr(outcome, "threshold"):
         return f"one run: {outcome.guesses - outcome.correct:,} of {outcome.guesses:,} guesses wrong"
     bounds = outcome.bounds
     wrong, runs = bounds.false_positives + bounds.false_negatives, bounds.negatives + bounds.positives
-    return f"{wrong:,} of {runs:,} counted runs classified wrongly"
+    return f"{wrong:,} of {runs:,} counted runs misclassified"
 
 
 def _range(scores: np.ndarray, cuts: list[float]) -> tuple[float, float]:
-    """What to show of the scores: all, but for those far out."""
+    """The range of the scores without outliers."""
     inner = np.quantile(scores, [0.01, 0.5, 0.99])
     reach = FAR * max(inner[2] - inner[1], inner[1] - inner[0])
     low, high = max(scores.min(), inner[1] - reach), min(scores.max(), inner[1] + reach)
@@ -131,7 +130,7 @@ def _range(scores: np.ndarray, cuts: list[float]) -> tuple[float, float]:
 
 
 def _draw_rates(audit: Any, errors: tables.Rows, axes: Any) -> None:
-    """Both error rates: what is stated to be possible, what the scores reach, and what is proved."""
+    """Both error rates: the stated limit, the rates of the attack, and the proved limit."""
     absent, present = (np.sort(np.asarray(s, float)) for s in (audit.outcome.absent, audit.outcome.present))
     least = min(0.3 / max(absent.size, present.size), 0.005)
     low, high = ndtri(least), ndtri(0.995)
@@ -143,7 +142,7 @@ def _draw_rates(audit: Any, errors: tables.Rows, axes: Any) -> None:
         return y
 
     allowed = draw(
-        trade_off(audit.event, audit.accountant), color=styles.ink(), lw=2, label="stated: none better but by chance"
+        trade_off(audit.event, audit.accountant), color=styles.ink(), lw=2, label="stated limit for any attack"
     )
     axes.fill_between(x, low, np.maximum(allowed, low), color=styles.ink(), alpha=0.08, lw=0)
     delta = np.array([audit.guarantee.delta])
@@ -152,7 +151,7 @@ def _draw_rates(audit: Any, errors: tables.Rows, axes: Any) -> None:
         draw(claimed, color=CLAIMED, lw=1.6, ls="-.", label=f"the claim, epsilon {audit.claim:.4g}")
     style = {"color": PROVED, "lw": 1.6, "ls": "--"}
     if audit.noise < MOST_FACTOR:
-        label = f"proved: noise at most {audit.noise:.3g} times the stated"
+        label = f"proved: at most {audit.noise:.3g} times the stated noise"
         draw(trade_off(audit.event.scaled(audit.noise), audit.accountant), label=label, **style)
     elif audit.lower > 0:
         proved = TradeOff(None, np.array([audit.lower]), delta)
@@ -167,7 +166,7 @@ def _draw_rates(audit: Any, errors: tables.Rows, axes: Any) -> None:
     if errors:
         _draw_bounds(audit, errors, least, axes)
     ticks = [rate for rate in TICKS if least <= rate <= 0.995]
-    few = ticks[:: 2 if canvas.narrow(axes.figure) else 1]
+    few = ticks[:: 2 if canvas.is_narrow(axes.figure) else 1]
     for axis, rates_of in ((axes.xaxis, few), (axes.yaxis, ticks)):
         axis.set_ticks([float(ndtri(rate)) for rate in rates_of], [f"{rate:g}" for rate in rates_of])
     axes.set(xlim=(low, high), ylim=(low, high), xlabel="false positive rate", ylabel="false negative rate")
@@ -177,7 +176,7 @@ def _draw_rates(audit: Any, errors: tables.Rows, axes: Any) -> None:
 
 
 def _draw_bounds(audit: Any, errors: tables.Rows, least: float, axes: Any) -> None:
-    """The rates that were counted, up to the corner of their bounds."""
+    """The observed rates, with a box up to the corner of their bounds."""
     point, top = ([float(_probit(row[name], least)) for name in RATES] for row in errors)
     color, mean = WRONG if audit.violated else PROVED, audit.outcome.bounds.mean
     label = f"{'bounds on both' if mean is None else 'bound on the mean of both'}, {audit.confidence} confidence"
@@ -187,18 +186,18 @@ def _draw_bounds(audit: Any, errors: tables.Rows, least: float, axes: Any) -> No
     else:
         first = np.linspace(0, min(2 * mean, 1), POINTS)
         line = (_probit(rates, least) for rates in (first, np.clip(2 * mean - first, 0, 1)))
-        axes.plot(*line, color=color, lw=1.2, alpha=0.6, zorder=4, label="all rates with the mean that is the bound")
+        axes.plot(*line, color=color, lw=1.2, alpha=0.6, zorder=4, label="all rates whose mean is the bound")
     axes.plot(*point, "o", color=PRESENT, ms=4.5, zorder=5, label="at its threshold")
     axes.plot(*top, "s", color=color, ms=6, zorder=6, label=label)
 
 
 def _probit(rates: Any, least: float) -> np.ndarray:
-    """On the axes, rates of zero and one at their ends."""
+    """Rates as positions on the axes; zero and one lie at the ends."""
     return ndtri(np.clip(rates, least, 1 - 1e-6))
 
 
 def _draw_epsilons(audit: Any, rows: tables.Rows, axes: Any) -> None:
-    """A row for each; what lies in the shade is refuted."""
+    """A row for each epsilon; values in the shade are refuted."""
     values = [row["epsilon"] for row in rows]
     positive = [epsilon for epsilon in values if epsilon > 0] or [1.0]
     if max(positive) > 20 * min(positive):
@@ -216,6 +215,6 @@ def _draw_epsilons(audit: Any, rows: tables.Rows, axes: Any) -> None:
         axes.plot(at, place, "o", color=color, ms=6, clip_on=False)
         elements.label(axes, f"{epsilon:.4g}", (at, place), (7, -3.5), fontsize=styles.SMALL, color=color)
     axes.set_yticks(range(len(rows)), [row["what"] for row in rows], fontsize=styles.SMALL)
-    label = f"epsilon at delta {audit.guarantee.delta:g}, with {audit.confidence} confidence (refuted in the shade)"
-    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=canvas.wrapped(label, _room(axes), "medium"))
+    label = f"epsilon at delta {audit.guarantee.delta:g}, with {audit.confidence} confidence (shaded: refuted)"
+    axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=canvas.wrap(label, _room(axes), "medium"))
     axes.grid(alpha=0.25, axis="x")

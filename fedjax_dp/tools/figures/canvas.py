@@ -1,7 +1,7 @@
-"""Figures without pyplot: no backend is chosen, nothing stays open, and a notebook shows what is returned.
+"""Figures without pyplot: no backend is chosen, no figure stays open, and notebooks show the returned figure.
 
-Every function that draws takes `**look: Unpack[Look]` and draws on a `page`, so that Axes of the user's own, sizes,
-styles and files are handled here alone.
+Every drawing function takes `**look: Unpack[Look]` and draws on a `page`, so that only this module handles the user's
+Axes, sizes, styles and files.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from fedjax_dp.tools.figures.elements import BELOW, label, legend_beside
 from fedjax_dp.tools.figures.styles import SMALL
 
 DPI, PAPER_DPI = 130, 300  # of PNG files
-COLUMN, PAGE = (3.3, 2.4), 6.9  # inches of a paper: a picture in one column, and the width of both
-DATES = {".pdf": "CreationDate", ".svg": "Date"}  # left out, so that the same figure makes the same bytes
+COLUMN, PAGE = (3.3, 2.4), 6.9  # inches in a paper: a picture in one column, and the width of two columns
+DATES = {".pdf": "CreationDate", ".svg": "Date"}  # left out so that the same figure gives the same bytes
 SMALLEST, LARGEST = 1, 100  # inches
-NARROW = 7.0  # inches, at the usual size of letters: in less, panels stand one above the other
-LETTER = 0.57  # of a letter's height is its width, on average
+NARROW = 7.0  # inches at the usual font size; narrower figures stack their panels
+LETTER = 0.57  # mean width of a letter over its height
 
 
 class Look(TypedDict, total=False):
-    """How a picture is drawn, for this picture alone.
+    """The look of one picture.
 
-    ax     Axes of matplotlib to draw into, or a list of them where the picture has several panels: the title
-           of all stands above the first, their note below the last. Their figure is returned, and keeps its size and
-           style (`layout="constrained"` makes room for legends, which stand beside what is drawn)
+    ax     Axes of matplotlib to draw into, or a list of them for a picture with several panels: the title goes above
+           the first panel, the note below the last. Their figure is returned and keeps its size and style
+           (`layout="constrained"` makes room for legends next to the panels)
     size   width and height in inches
-    style  a style sheet of matplotlib, by its name, or a dictionary of rcParams; `paper` is small print for one column
-           of 3.3 x 2.4 inches, or the width of a page where there are several panels
+    style  the name of a style sheet of matplotlib, or a dictionary of rcParams; `paper` has small print for one column
+           of 3.3 x 2.4 inches, or for the width of a page if there are several panels
     """
 
     ax: Any
@@ -52,9 +52,9 @@ class Look(TypedDict, total=False):
 
 
 class NotebookFigure(Figure):
-    """A figure that a notebook shows, whatever backend it uses."""
+    """A figure that notebooks show with any backend."""
 
-    own = True  # or of the user's own making, see `points.finish`
+    own = True  # False for the user's figures, see `points.finish`
 
     def _repr_png_(self) -> bytes:
         file = io.BytesIO()
@@ -63,36 +63,36 @@ class NotebookFigure(Figure):
 
 
 class Page(NamedTuple):
-    """What a picture is drawn on."""
+    """A figure and its panels."""
 
     figure: Figure
     panels: list[Any]
-    own: bool  # or of the user's own making
+    own: bool  # False for the user's Axes
 
     def title(self, text: str, **font: Any) -> None:
-        """Of the whole picture; the last to be called, as it joins the title of a panel that is the user's."""
+        """Set the title of the whole picture. Call it last: on the user's Axes it joins the title of a panel."""
         if self.own:
-            self.figure.suptitle(wrapped(text, self.figure.get_figwidth(), "large"), fontsize="large", **font)
+            self.figure.suptitle(wrap(text, self.figure.get_figwidth(), "large"), fontsize="large", **font)
             return
         panel = self.panels[0]
         side = "left" if panel.get_title("left") else "center"
-        lines = [wrapped(text, width_of(panel), "medium"), panel.get_title(side)]
+        lines = [wrap(text, width_of(panel), "medium"), panel.get_title(side)]
         panel.set_title("\n".join(filter(None, lines)), loc=side, **({"fontsize": "medium"} | font))
 
     def note(self, text: str) -> None:
-        """What holds of the whole picture, in small print; lines end between its parts, if it has some."""
+        """Add small print about the whole picture; lines break between its parts if possible."""
         if self.own:
-            lines = wrapped(text, self.figure.get_figwidth(), SMALL)
+            lines = wrap(text, self.figure.get_figwidth(), SMALL)
             self.figure.supxlabel(lines, fontsize=SMALL, alpha=0.75)
             return
         panel = self.panels[-1]
         legend = panel.get_legend()
         above = legend if legend is not None and legend.get_gid() == BELOW else panel.xaxis.label
         look = {"ha": "center", "va": "top", "fontsize": SMALL, "alpha": 0.75, "annotation_clip": False}
-        label(panel, wrapped(text, width_of(panel), SMALL), (0.5, 0), (0, -5), xycoords=above, **look)
+        label(panel, wrap(text, width_of(panel), SMALL), (0.5, 0), (0, -5), xycoords=above, **look)
 
     def legend(self, handles: Sequence[Any]) -> None:
-        """One for all panels."""
+        """Add one legend for all panels."""
         if self.own:
             self.figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=SMALL)
         else:
@@ -112,13 +112,13 @@ def page(
     column: float = 0.0,
     wide: bool = False,
 ) -> Iterator[Page]:
-    """What to draw on, as the look has it; written to the path, if there is one, once it is drawn.
+    """A page with the given look; it is saved to the path, if there is one, once it is drawn.
 
-    size     inches, where the look has none
+    size     inches, if the look has none
     arrange  makes the panels on a new figure
-    column   inches at the usual size of letters: how high panels one above the other are, to advise whoever wants less
-    wide     a single panel with words at its sides, which has the width of a page in a paper too
-    Raises: ConfigurationError where a size of the look is too small for what is written.
+    column   height of stacked panels in inches at the usual font size, for the remedy if the size is too small
+    wide     a single panel with texts at its sides, which takes the width of a page in a paper too
+    Raises: ConfigurationError if the size of the look is too small for the texts.
     """
     check(look)
     ax, named = look.get("ax"), look.get("style") or {}
@@ -129,43 +129,43 @@ def page(
         if ax is None:
             width, height = look.get("size") or size
             figure = new((width, height), layout)
-            made = Page(figure, list(np.ravel(arrange(figure))), True)
+            drawing = Page(figure, list(np.ravel(arrange(figure))), True)
         else:
             own = _axes_of(ax, panels)
-            made = Page(own[0].figure.figure, own, False)
-        yield made
+            drawing = Page(own[0].figure.figure, own, False)
+        yield drawing
         if look.get("size") is not None:
-            _require_room(made.figure, column * styles.scale())
-        save(made.figure, path, dpi)
+            _require_room(drawing.figure, column * styles.scale())
+        save(drawing.figure, path, dpi)
 
 
-def narrow(figure: Any) -> bool:
-    """Whether the panels of a figure, or of a part of one, stand one above the other."""
+def is_narrow(figure: Any) -> bool:
+    """Whether a figure, or a part of one, stacks its panels."""
     return bool(figure.bbox.width / figure.figure.dpi < NARROW * styles.scale())
 
 
 def _require_room(figure: Any, column: float) -> None:
-    """Refuse a size in which there is no room to draw in, or words would be cut."""
-    wanted = "larger: beside all that is written there is no room to draw in"
+    """Refuse a size that leaves no room to draw, or would cut off texts."""
+    wanted = "larger: the texts leave no room to draw"
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "constrained_layout not applied")
         try:
             figure.draw_without_rendering()
-            wanted = "larger: some words would be cut"
-            (left, low), (right, high) = figure.get_tightbbox().get_points()  # of all that is seen, in inches
+            wanted = "larger: some texts would be cut off"
+            (left, low), (right, high) = figure.get_tightbbox().get_points()  # of everything visible, in inches
             width, height = figure.get_size_inches()
             fits = min(left, low, width - right, height - high) > -0.02
         except UserWarning:
             fits = False
     if not fits:
         width, height = figure.get_size_inches()
-        ways = [f"such as {width:g}x{column:.2g}"] * bool(height < column and narrow(figure))
+        ways = [f"such as {width:g}x{column:.2g}"] * bool(height < column and is_narrow(figure))
         ways += ["leave it out"] * (column > 0)
         raise errors.refuse("size", f"{width:g}x{height:g}", wanted, ", or ".join(ways))
 
 
 def check(look: Look) -> None:
-    """Refuses unknown names, and sizes and styles that are none, or that Axes of one's own have already."""
+    """Refuse unknown names, invalid sizes and styles, and both for the user's Axes, which have them already."""
     for name in look:
         errors.require_choice("argument", name, Look.__annotations__)
     size, style = look.get("size"), look.get("style")
@@ -173,13 +173,13 @@ def check(look: Look) -> None:
         _require_size(size)
     if style is not None:
         _require_style(style)
-    for name, given in (("size", size), ("style", style)):
-        if look.get("ax") is not None and given is not None:
-            raise errors.refuse(name, given, "left out beside ax", "give it to the figure that ax is of")
+    for name, setting in (("size", size), ("style", style)):
+        if look.get("ax") is not None and setting is not None:
+            raise errors.refuse(name, setting, "left out together with ax", "set it on the figure of ax")
 
 
 def size_of(text: str) -> tuple[float, float]:
-    """Inches from the words of a flag, `6x4`."""
+    """Width and height in inches from a text such as `6x4`."""
     found = re.fullmatch(r"([\d.]+)x([\d.]+)", text)
     with contextlib.suppress(ValueError):
         if found:
@@ -203,7 +203,7 @@ def _require_style(style: Any) -> None:
         return
     if not isinstance(style, Mapping):
         raise errors.refuse(
-            "style", repr(style), "a style sheet of matplotlib by its name, or a dictionary of rcParams"
+            "style", repr(style), "the name of a style sheet of matplotlib, or a dictionary of rcParams"
         )
     for name, value in style.items():
         if name not in matplotlib.rcParams:
@@ -212,29 +212,29 @@ def _require_style(style: Any) -> None:
         try:
             matplotlib.RcParams({name: value})
         except ValueError as error:
-            raise errors.refuse(f"style {name}", repr(value), "what matplotlib takes", str(error)) from None
+            raise errors.refuse(f"style {name}", repr(value), "a value that matplotlib accepts", str(error)) from None
 
 
 def _axes_of(ax: Any, panels: int) -> list[Any]:
-    """The user's own Axes, which must be as many as the picture has panels, of one figure."""
-    given = [ax] if isinstance(ax, Axes) else list(np.ravel(np.array(ax, object)))
+    """The user's Axes: one for each panel, all of one figure."""
+    axes = [ax] if isinstance(ax, Axes) else list(np.ravel(np.array(ax, object)))
     wanted = "Axes of matplotlib" if panels == 1 else f"{panels} Axes of matplotlib, one for each panel"
-    if not all(isinstance(one, Axes) for one in given):
+    if not all(isinstance(one, Axes) for one in axes):
         raise errors.refuse("ax", repr(ax), wanted, "make them with figure.subplots()")
-    if len(given) != panels:
-        raise errors.refuse("ax", f"{len(given)} Axes", wanted, f"make them with figure.subplots({panels})")
-    if len({one.figure.figure for one in given}) > 1:
+    if len(axes) != panels:
+        raise errors.refuse("ax", f"{len(axes)} Axes", wanted, f"make them with figure.subplots({panels})")
+    if len({one.figure.figure for one in axes}) > 1:
         raise errors.refuse("ax", "Axes of several figures", "of one figure")
-    return given
+    return axes
 
 
 def new(size: tuple[float, float], layout: Any = "constrained") -> Any:
-    """An empty figure of so many inches."""
+    """An empty figure of this size in inches."""
     return NotebookFigure(figsize=size, layout=layout)
 
 
 def save(figure: Any, path: str | os.PathLike[str] | None, dpi: int = DPI) -> Figure:
-    """The figure, written to the path if there is one: PNG, PDF or SVG by the ending of its name."""
+    """Save a figure to the path, if there is one, as PNG, PDF or SVG by its suffix; return the figure."""
     if path is not None:
         suffix = errors.require_picture("picture", path)
         with matplotlib.rc_context({"svg.hashsalt": "fedjax-dp"}):
@@ -243,12 +243,12 @@ def save(figure: Any, path: str | os.PathLike[str] | None, dpi: int = DPI) -> Fi
 
 
 def letters(inches: float, font: str) -> int:
-    """How many there is room for on a line."""
+    """The number of letters that fit on a line."""
     return int(inches * 72 / (LETTER * FontProperties(size=font).get_size_in_points()))
 
 
-def wrapped(text: str, inches: float, font: str) -> str:
-    """The text in lines that fit so many inches; lines end between parts, `; `, where no part is too long for one."""
+def wrap(text: str, inches: float, font: str) -> str:
+    """Break a text into lines of this width in inches, between its parts (`; `) if each part fits on a line."""
     most = max(letters(inches, font), 20)
     parts = text.split("; ")
     if max(map(len, parts)) < most:
@@ -257,5 +257,5 @@ def wrapped(text: str, inches: float, font: str) -> str:
 
 
 def width_of(panel: Any) -> float:
-    """Inches, as far as they are known before the layout."""
+    """The width of a panel in inches, as estimated before the layout."""
     return float(panel.get_window_extent().width / panel.figure.figure.dpi)

@@ -1,4 +1,4 @@
-"""The picture of a comparison: all algorithms against the budget, and clients one by one."""
+"""The picture of a comparison: all algorithms against the budget, and every client."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fedjax_dp.sweeps.comparison import Comparison
 from fedjax_dp.sweeps.settings import interval
 from fedjax_dp.tools.figures import canvas, elements, styles
 
-GOLDEN = 0.6180339887  # multiples of it, without their whole parts, spread evenly
+GOLDEN = 0.6180339887  # the fractional parts of its multiples spread evenly
 
 
 def draw(
     found: Comparison, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]
 ) -> Figure:
-    """Left the metric, mean over clients, against epsilon; right, at the middle budget and for every algorithm, a point
-    for each client and seed: how it fares beside the better of local and the best shared model.
+    """Draw two panels. Left: the mean over clients against epsilon. Right, at the middle budget: a point for each
+    client and seed, its difference to the better of local training and the best shared model.
 
-    Bars are 95% intervals of means over seeds (Student's t); one seed has none.
+    Bars are 95% intervals of means over seeds (Student's t); a single seed has none.
     """
     budget = found.budgets[len(found.budgets) // 2]
 
     def arrange(figure: Any) -> Any:
-        return figure.subplots(*((2, 1) if canvas.narrow(figure) else (1, 2)))
+        return figure.subplots(*((2, 1) if canvas.is_narrow(figure) else (1, 2)))
 
     with canvas.page(path, look, (9.5, 4.8), 2, arrange, column=7) as page:
         left, right = page.panels
@@ -39,12 +39,12 @@ def draw(
         page.title(title)
         seeds = max(row.means.seeds for row in found.rows)
         bars = f"bars: 95% intervals of the mean over {seeds} seeds (Student's t)"
-        page.note(bars if seeds > 1 else "one seed, which has no intervals")
+        page.note(bars if seeds > 1 else "one seed, so no intervals")
     return page.figure
 
 
 def _means(panel: Any, found: Comparison, colors: dict[str, Any]) -> None:
-    """A line for each algorithm."""
+    """Draw a line for each algorithm."""
     for rank, (name, color) in enumerate(colors.items()):
         rows = [row for row in found.rows if row.algorithm == name]
         epsilons = [np.nan if row.epsilon is None else row.epsilon for row in rows]
@@ -60,16 +60,16 @@ def _means(panel: Any, found: Comparison, colors: dict[str, Any]) -> None:
         panel.set_xticks(budgets, [f"{b:g}" for b in budgets])
         panel.minorticks_off()
     label = found.measure.label.removeprefix("test ")
-    panel.set(xlabel="epsilon, the same for all", ylabel=label, title="mean over clients")
+    panel.set(xlabel="epsilon, equal for all clients", ylabel=label, title="mean over clients")
     elements.legend_below(panel, 2)
 
 
 def _clients(panel: Any, found: Comparison, budget: float | None, colors: dict[str, Any]) -> None:
-    """A row for each algorithm, with its clients' differences side by side, and their mean."""
+    """Draw a row for each algorithm: the differences of its clients, and their mean."""
     unit, rows = found.measure.shown(1.0), found.one_by_one(budget)
     for place, (name, seeds) in enumerate(rows.items()):
         every = unit * np.concatenate([each[~np.isnan(each)] for each in seeds]) if seeds else np.zeros(0)
-        aside = 0.56 * (np.arange(every.size) * GOLDEN % 1 - 0.5)  # so that equal differences do not hide one another
+        aside = 0.56 * (np.arange(every.size) * GOLDEN % 1 - 0.5)  # so that equal differences do not overlap
         panel.scatter(
             every, place + aside, s=9, color=colors[name], alpha=max(0.2, min(0.7, 60 / (every.size + 1))), lw=0
         )
@@ -83,6 +83,6 @@ def _clients(panel: Any, found: Comparison, budget: float | None, colors: dict[s
     at_budget = "" if budget is None else f" at epsilon {budget:g}"
     panel.set_title(f"a point for each client and seed{at_budget}")
     inches = panel.figure.bbox.width / panel.figure.figure.dpi
-    room = (inches if canvas.narrow(panel.figure) else inches / 2) - 1.2 * styles.scale()
-    minus = canvas.wrapped(f"minus that of the better of {rivals}", room, "medium")
+    room = (inches if canvas.is_narrow(panel.figure) else inches / 2) - 1.2 * styles.scale()
+    minus = canvas.wrap(f"difference to the better of {rivals}", room, "medium")
     panel.set_xlabel(f"{found.measure.label.removeprefix('test ')}\n{minus}")

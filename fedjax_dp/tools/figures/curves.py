@@ -20,17 +20,17 @@ from fedjax_dp.tools.figures.points import CROSS, RING, best_over, finish, legen
 from fedjax_dp.tools.figures.scales import AxisScale, Line
 from fedjax_dp.tools.figures.tables import sweeps as tables
 
-CURVES = 8  # settings whose learning curves stand out
-CROWD = 16  # settings of which only the best have colours as paths
-SPREAD = 0.035  # half the room that paths have at a value which they share
+CURVES = 8  # settings whose learning curves are coloured
+CROWD = 16  # settings from which on only the best paths are coloured
+SPREAD = 0.035  # half the spread of paths at a value that they share
 FAILED_AT = -0.09  # below the axis of the metric
 
 
 def curves(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | None = None) -> None:
-    """A metric against rounds: the best setting of each value of `by`, or the best 8 settings; the rest in grey.
+    """Draw a metric against rounds: the best setting for each value of `by`, or the best 8 settings; the rest in grey.
 
-    Bands and bars are 95% intervals of the mean over seeds. Runs that failed end in a cross, and settings that halving
-    stopped in a ring.
+    Bands and bars are 95% intervals of the mean over seeds. Failed runs end in a cross, settings that halving stopped
+    end in a ring.
     """
     if by is None:
         lines, how = _best_lines(settings, metric)
@@ -56,7 +56,7 @@ def curves(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | N
 
 
 def _best_lines(settings: Sequence[Setting], metric: Measure) -> tuple[list[Line], str]:
-    """The best settings as lines in colours of their own, and what they are in words."""
+    """The best settings as coloured lines, and a description of the choice."""
     names, best = varying_axes(settings), rank_settings(settings, metric)[:CURVES]
     lines = [
         Line(
@@ -74,13 +74,13 @@ def _best_lines(settings: Sequence[Setting], metric: Measure) -> tuple[list[Line
 
 
 def curve(setting: Setting, metric: Measure) -> tuple[list[int], list[Interval]]:
-    """Rounds that every finished or stopped seed was evaluated after, and the metric there over these, as shown."""
-    seen = tables.curve(setting, metric)
-    return [at for at, _ in seen], [score.for_display(metric) for _, score in seen]
+    """The rounds at which every finished or stopped seed was evaluated, and the metric over these seeds, as shown."""
+    points = tables.curve(setting, metric)
+    return [at for at, _ in points], [score.for_display(metric) for _, score in points]
 
 
 def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> None:
-    """The mean of a setting as a thin grey line; each of its failed runs as a red one that ends in a cross."""
+    """Draw the mean of a setting as a thin grey line, and each failed run as a red line that ends in a cross."""
     rounds, scores = curve(setting, metric)
     panel.plot(rounds, [score.mean for score in scores], color="0.6", lw=0.6, alpha=alpha, zorder=1)
     if setting.stopped_points and scores:
@@ -94,15 +94,15 @@ def _background(panel: Any, setting: Setting, metric: Measure, alpha: float) -> 
 
 
 def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
-    """Every setting as a path through its values to its mean of a metric, coloured by it; the best one is thick.
+    """Draw every setting as a path through its values to its mean of a metric, which colours it; the best is thick.
 
-    Of many settings the best 8 are coloured, and the others grey. Paths that share a value are spread there in the
-    order of the metric, so that a bright upper edge shows what good settings share. Settings with a failed seed, and
-    in grey those that halving stopped, are broken lines that end below the metric.
+    Of many settings only the best 8 are coloured. Paths that share a value are spread there in the order of the
+    metric, so that a bright upper edge shows what good settings share. Settings with a failed seed (red) or stopped by
+    halving (grey) are dashed lines that end below the metric.
     """
     names = varying_axes(settings) or list(settings[0].values)
     uprights = {name: scales.scale_of(settings, name) for name in names}
-    order = rank_settings(settings, metric)[::-1]  # the better, the later drawn
+    order = rank_settings(settings, metric)[::-1]  # better settings are drawn later
     means = np.array([metric.shown(setting.score(metric.name).mean) for setting in order])
     norm, colors = styles.colour_range(means, metric.better), styles.colour_map(metric.better)
     ends = np.clip(np.asarray(norm(means), float), 0, 1)
@@ -123,12 +123,12 @@ def parallel(panel: Any, settings: Sequence[Setting], metric: Measure) -> None:
         panel.plot(*drawn[-1].T, color=colors(norm(means[-1])), lw=2.4 * thin, path_effects=outline, zorder=4)
     _upright(panel, uprights)
     _metric_axis(panel, uprights, metric, norm if means.size else None, " or ".join(sorted(set(why))))
-    others = f"; coloured: the best {CURVES} of {len(settings)}, the others grey" if grey else ""
+    others = f"; coloured: the best {CURVES} of {len(settings)}" if grey else ""
     title(panel, f"every setting, coloured by {metric.words}", f"thick: the best{others}")
 
 
 def _spread(order: Sequence[Setting], names: Sequence[str]) -> dict[str, dict[int, float]]:
-    """By axis and `id` of a setting: how far its path lies beside the value that it shares with others."""
+    """The offset of each path from a value that it shares with others, by axis and `id` of the setting."""
     aside: dict[str, dict[int, float]] = {}
     for name in names:
         groups = group_by_value(order, name).values()
@@ -142,7 +142,7 @@ def _spread(order: Sequence[Setting], names: Sequence[str]) -> dict[str, dict[in
 
 
 def _bent(heights: Sequence[float]) -> np.ndarray:
-    """A path `(points, 2)` through heights at 0, 1, 2, ...: level at each of them, smooth between."""
+    """A smooth path `(points, 2)` through heights at 0, 1, 2, ..., horizontal at each of them."""
     t = np.linspace(0, 1, 24, endpoint=False)
     ease = t * t * (3 - 2 * t)
     pieces = [low + (high - low) * ease for low, high in itertools.pairwise(heights)]
@@ -151,7 +151,7 @@ def _bent(heights: Sequence[float]) -> np.ndarray:
 
 
 def _upright(panel: Any, uprights: dict[str, AxisScale]) -> None:
-    """One upright axis for each axis of the sweep, with its values and its name, and room for the metric's."""
+    """Draw a vertical axis for each axis of the sweep, with its values, and leave room for the metric."""
     for place, scale in enumerate(uprights.values()):
         values = scale.values if len(scale.values) <= 12 else [scale.values[0], scale.values[-1]]
         _ticks(panel, place, [(scales.in_words(value), scale.fraction(value)) for value in values])
@@ -161,7 +161,7 @@ def _upright(panel: Any, uprights: dict[str, AxisScale]) -> None:
 
 
 def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None:
-    """An upright axis, and what stands at its left."""
+    """Draw a vertical axis with its tick labels on the left."""
     panel.plot([place, place], [-0.05, 1.05], color=styles.ink(), lw=0.9, alpha=0.8, zorder=3)
     for words, height in heights:
         box = {"fc": styles.paper(), "ec": "none", "alpha": 0.9, "pad": 0.8}
@@ -170,7 +170,7 @@ def _ticks(panel: Any, place: int, heights: Sequence[tuple[str, float]]) -> None
 
 
 def _metric_axis(panel: Any, uprights: dict[str, AxisScale], metric: Measure, norm: Any, below: str) -> None:
-    """The last upright axis, where every path ends at its metric, or without one below; and the names of all."""
+    """Draw the last vertical axis, where paths end at their metric, or below it without one; label all axes."""
     place = len(uprights)
     many = 6 if panel.figure.bbox.height / panel.figure.figure.dpi > 3 else 4
     found = [] if norm is None else MaxNLocator(many).tick_values(norm.vmin, norm.vmax)

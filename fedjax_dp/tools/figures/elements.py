@@ -1,4 +1,4 @@
-"""What figures are put together from: bands and bars, legends, axes without a frame."""
+"""Elements of figures: bands and bars, legends, axes without a frame."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from matplotlib.ticker import LogLocator, NullFormatter
 
 from fedjax_dp.tools.figures.styles import SMALL, TEST
 
-BANDS = 2  # more of them cannot be distinguished where they overlap
-BELOW = "below"  # the name of legends under a panel, by which a note keeps off them
+BANDS = 2  # more bands cannot be distinguished where they overlap
+BELOW = "below"  # gid of legends under a panel, so that notes can avoid them
 
 
 def interval(
     panel: Any, x: Any, mean: Any, low: Any, high: Any, color: Any, of: int = 1, every: tuple[int, int] = (0, 1)
 ) -> None:
-    """What the mean of one of several lines is known to lie in: a band, or bars where there would be too many bands.
+    """Draw the interval of a mean: a band, or bars if there are many lines.
 
     every  (first, step) of the points that have bars
     """
@@ -29,20 +29,20 @@ def interval(
 
 
 def label(panel: Any, words: str, at: Any, aside: tuple[float, float], **look: Any) -> None:
-    """Words so many points aside of a place."""
+    """Write words at an offset in points from a position."""
     panel.annotate(words, at, xytext=aside, textcoords="offset points", **look)
 
 
 def legend_beside(panel: Any, **options: Any) -> Any:
-    """A legend on the right of a panel, where it covers nothing."""
+    """Add a legend on the right of a panel."""
     look = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL, "alignment": "left"}
     return panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **look, **options)
 
 
 def legend_below(panel: Any, columns: int = 1) -> Any:
-    """A legend under the label of a panel's x axis, which stands already, where it covers nothing."""
+    """Add a legend under the label of a panel's x axis, which must be set already."""
     lines = panel.get_xlabel().count("\n")
-    made = panel.legend(
+    legend = panel.legend(
         loc="upper center",
         bbox_to_anchor=(0.5, 0),
         borderaxespad=4.6 + 1.4 * lines,
@@ -50,14 +50,14 @@ def legend_below(panel: Any, columns: int = 1) -> Any:
         frameon=False,
         fontsize=SMALL,
     )
-    made.set_gid(BELOW)
-    return made
+    legend.set_gid(BELOW)
+    return legend
 
 
 def legend_above(panel: Any, handles: Sequence[Any], labels: Sequence[str], title: str | None, letters: int) -> Any:
-    """A legend over the title of a panel, which has its figure for itself, in columns that so many letters allow."""
+    """Add a legend above the title of the only panel of a figure, in columns that fit this number of letters."""
     columns = max(1, min(len(labels), letters // (max(map(len, labels)) + 6)))
-    columns = -(-len(labels) // -(-len(labels) // columns))  # as even as may be
+    columns = -(-len(labels) // -(-len(labels) // columns))  # of nearly equal length
     return panel.figure.legend(
         handles,
         labels,
@@ -74,7 +74,7 @@ def legend_above(panel: Any, handles: Sequence[Any], labels: Sequence[str], titl
 
 
 class Bar(NamedTuple):
-    """A bar from `start`, to the left where its length is below 0."""
+    """A bar that begins at `start`; negative lengths go to the left."""
 
     name: str
     length: float
@@ -83,7 +83,7 @@ class Bar(NamedTuple):
 
 
 def draw_bars(panel: Any, bars: Sequence[Bar], words: Callable[[float], str]) -> None:
-    """Bars below one another, with their names on the left and their lengths in words at their ends."""
+    """Draw horizontal bars with their names on the left and their lengths in words at their ends."""
     names, lengths, starts, colors = zip(*bars)
     drawn = panel.barh(range(len(bars)), lengths, left=starts, color=colors)
     for place, (bar, length) in enumerate(zip(drawn, lengths)):
@@ -95,21 +95,21 @@ def draw_bars(panel: Any, bars: Sequence[Bar], words: Callable[[float], str]) ->
 
 
 def begin_at_zero(panel: Any) -> None:
-    """Let a panel's numbers begin at 0, with room above the largest: that of a small range would cut its marks."""
+    """Begin the y axis at 0 and leave room above the largest number for its marker."""
     panel.update_datalim([(0.0, 0.0)], updatex=False)
     panel.autoscale_view(scalex=False)
     panel.set_ylim(bottom=0)
 
 
 def open_frame(panel: Any, grid: str = "both", which: Any = "major") -> None:
-    """Faint grid lines along the axes named, behind what is drawn, and no line above or on the right."""
+    """Draw faint grid lines behind the data, and no frame at the top and the right."""
     panel.grid(alpha=0.25, axis=grid, which=which)
     panel.set_axisbelow(True)
     panel.spines[["top", "right"]].set_visible(False)
 
 
 def plain_log(axis: Any) -> None:
-    """Numbers as they are spoken on a logarithmic axis, more of them where there is hardly a power of ten."""
+    """Write plain numbers on a logarithmic axis, with more ticks if it spans few powers of ten."""
     low, high = axis.get_view_interval()
     if 10 * low <= high < 100 * low:
         axis.set_major_locator(LogLocator(subs=(1, 2, 5)))

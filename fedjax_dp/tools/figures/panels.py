@@ -1,7 +1,7 @@
-"""Panels of numbers at the last evaluated round: against an axis, against epsilon, and over two axes.
+"""Panels of a metric at the last evaluated round: against an axis, against epsilon, and over two axes.
 
-Where a panel shows fewer axes of the sweep than there are, it takes the best value of the others, and its title says
-so. Every panel draws on axes of matplotlib that it is given.
+A panel that shows fewer axes than the sweep has takes the best value of the others, and its title says so. Every
+function draws on the matplotlib Axes `panel`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from fedjax_dp.sweeps.settings import (
 )
 from fedjax_dp.tasks.measures import Measure
 from fedjax_dp.tools.figures import elements, scales, styles
-from fedjax_dp.tools.figures.points import best_over, coloured, finish, intervals, legend_head, level, title
+from fedjax_dp.tools.figures.points import best_over, colour_scale, finish, intervals, legend_head, level, title
 from fedjax_dp.tools.figures.tables import sweeps as tables
 
 TICKS_APART = 0.06  # of the axis
 ALONE = 2.0  # the ratio of the ends of an axis with a single epsilon
-MANY = 12  # an axis with more values was drawn at random rather than listed
+MANY = 12  # an axis with more values was sampled at random
 
 
 def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by: str | None = None) -> None:
-    """A metric against an axis, one line for each value of `by`, with 95% intervals of the mean.
+    """Draw a metric against an axis, one line for each value of `by`, with 95% intervals of the mean.
 
-    Words stand side by side with bars, and so do more than two lines, each a little beside the value. Settings that
-    leave the axis out are horizontal lines. Of an axis drawn at random every setting is a dot. A cross at the bottom
-    marks where every setting failed, a ring where halving stopped all.
+    Categories, and more than two lines, have bars side by side at each value. Settings without a value for the axis
+    are horizontal lines. On an axis sampled at random every setting is a dot. At the bottom, a cross marks a value
+    where every setting failed, a ring one where halving stopped all.
     """
     scale = scales.scale_of([setting for setting in settings if setting.values[x] is not None], x)
     lines = scales.lines_by(settings, by)
@@ -71,22 +71,22 @@ def against(panel: Any, settings: Sequence[Setting], x: str, metric: Measure, by
 
 
 def _aside(rank: int, of: int, kind: str) -> float:
-    """How far one of several lines stands beside a value, as a fraction, where the bars of others stand there too."""
+    """The offset of one of several lines from a value, as a fraction, so that bars do not overlap."""
     if kind == "category":
         return (rank - (of - 1) / 2) * min(0.12, 0.6 / of)
     return (rank - (of - 1) / 2) * min(0.012, 0.06 / of) if of > elements.BANDS else 0.0
 
 
 def _with_offset_note(how: str, lines: int) -> str:
-    """What stands below a title, where lines stand a little beside their values."""
+    """The text below a title, with a note if lines are offset from their values."""
     return "; ".join(filter(None, [how, "side by side at each value" if lines > elements.BANDS else ""]))
 
 
 def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | None = None) -> None:
-    """A metric against the proved epsilon, one line for each value of `by`; without privacy a broken horizontal line.
+    """Draw a metric against the proved epsilon, one line for each value of `by`; dashed and horizontal without privacy.
 
-    Where the budget is an axis, each budget stands at its best setting. Where epsilon follows from other axes, the
-    settings are dots, and the line goes through those that no other setting beats with at most as much epsilon.
+    If the budget is an axis, the line shows the best setting of each budget. If epsilon follows from other axes,
+    settings are dots, and the line joins those that no other setting beats at the same epsilon or less.
     """
     budgets = "epsilon" in settings[0].values and len(group_by_value(settings, "epsilon")) <= MANY
     place = {id(setting): at for setting, at in zip(settings, epsilon_places(settings), strict=True)}
@@ -110,15 +110,17 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
     _epsilon_ticks(panel, epsilons, sorted(filter(scales.is_number, budgeted)))
     panel.set_xlabel(epsilon_label(settings))
     kept = ["epsilon", *([] if by is None else [by])]
-    how = best_over(settings, kept, metric) if budgets else "lines: settings that none beats with less epsilon"
+    how = (
+        best_over(settings, kept, metric) if budgets else "lines: settings that no other beats at this epsilon or less"
+    )
     how = _with_offset_note(how, len(among) if budgets and kind == "log" else 0)
     title(panel, f"{metric.words} against epsilon", how)
     finish(panel, metric, legend_head(by))
 
 
 def _epsilon_ticks(panel: Any, epsilons: Sequence[float], budgets: Sequence[float]) -> None:
-    """A logarithmic axis with ticks at the budgets that were run, as far as they stand apart; without budgets at 1, 3,
-    10, ..., or, where epsilons are close together, at some of them."""
+    """Make the x axis logarithmic with ticks at the budgets, without overlap; without budgets at 1, 3, 10, ..., or at
+    the ends if epsilons are close together."""
     panel.set_xscale("log")
     panel.xaxis.set_minor_locator(NullLocator())
     panel.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}")
@@ -148,7 +150,7 @@ def frontier(settings: Sequence[Setting], metric: Measure) -> list[Setting]:
 
 
 def epsilon_label(settings: Sequence[Setting]) -> str:
-    """What the proved epsilon is of: delta, unit and adjacency, and where points differ in them."""
+    """The label of the proved epsilon: delta, unit and adjacency, or that points differ in them."""
     found = [point["guarantee"] for point in all_points(settings)]
     private = [guarantee for guarantee in found if guarantee.get("epsilon") is not None]
     parts = []
@@ -167,16 +169,16 @@ def all_points(settings: Sequence[Setting]) -> list[Record]:
 
 
 def with_both(settings: Sequence[Setting], x: str, y: str) -> list[Setting]:
-    """The settings that leave neither axis out."""
+    """The settings with a value for both axes."""
     return [setting for setting in settings if None not in (setting.values[x], setting.values[y])]
 
 
 def heat(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measure) -> None:
-    """Means of a metric over two axes, as coloured cells with numbers; the best one is framed.
+    """Draw means of a metric over two axes as coloured cells with numbers; the best cell is framed.
 
-    Hatched: every setting there failed, or was stopped after so many rounds. A small cross: some failed, and the number
-    is of the best of the others. Axes drawn at random make no cells: their settings are coloured dots. Settings that
-    leave an axis out are not shown.
+    In a hatched cell every setting failed or was stopped. A small cross means that some failed, and the number is the
+    best of the others. Settings of axes sampled at random are coloured dots. Settings without a value for both axes are
+    not shown.
     """
     shown = with_both(settings, x, y)
     columns, rows = scales.scale_of(shown, x), scales.scale_of(shown, y)
@@ -203,18 +205,18 @@ def _cells(
     names: tuple[str, str],
     metric: Measure,
 ) -> bool:
-    """The coloured cells of a heat map, one unit wide and high, with their numbers; whether one has a small cross."""
+    """Draw the cells of a heat map, one unit wide and high, with numbers; return whether any has a small cross."""
     places = [{value_key(value): index for index, value in enumerate(scale.values)} for scale in both]
     cells: dict[tuple[int, int], list[Setting]] = {}
     for setting in settings:
         column, row = (place[value_key(setting.values[name])] for place, name in zip(places, names))
         cells.setdefault((row, column), []).append(setting)
     means = np.full((len(places[1]), len(places[0])), np.nan)
-    chosen = {place: pick(group, metric) for place, group in cells.items()}
-    for place, best in chosen.items():
+    best_of = {place: pick(group, metric) for place, group in cells.items()}
+    for place, best in best_of.items():
         if best is not None:
             means[place] = metric.shown(best.score(metric.name).mean)
-    colors = coloured(panel, metric, means[np.isfinite(means)])
+    colors = colour_scale(panel, metric, means[np.isfinite(means)])
     panel.pcolormesh(means, cmap=colors.cmap, norm=colors.norm, edgecolors="white", lw=1.5)
     winner, crossed = pick(settings, metric), False
     for (row, column), group in cells.items():
@@ -222,9 +224,9 @@ def _cells(
         if not np.isfinite(means[row, column]):
             last = max((p["history"][-1]["round"] for setting in group for p in setting.stopped_points), default=None)
             why = "failed" if failed else f"stopped\nat {last}" if last else "not known"
-            _hatched(panel, row, column, why, styles.FAILED if failed else "0.3")
+            _hatch_cell(panel, row, column, why, styles.FAILED if failed else "0.3")
             continue
-        color = "white" if styles.dark(colors.to_rgba(means[row, column])) else "black"
+        color = "white" if styles.is_dark(colors.to_rgba(means[row, column])) else "black"
         panel.annotate(
             scales.short(means[row, column], metric),
             (column + 0.5, row + 0.5),
@@ -237,14 +239,14 @@ def _cells(
             middle = {"ha": "center", "va": "center"}
             elements.label(panel, "x", (column + 1, row + 1), (-8, -9), fontsize=9, color=color, **middle)
             crossed = True
-        if chosen[row, column] is winner:
+        if best_of[row, column] is winner:
             frame = Rectangle((column, row), 1, 1, fill=False, ec="black", lw=2.2, zorder=4, clip_on=False)
             panel.add_patch(frame)
     return crossed
 
 
-def _hatched(panel: Any, row: int, column: int, why: str, color: Any) -> None:
-    """A cell without a number."""
+def _hatch_cell(panel: Any, row: int, column: int, why: str, color: Any) -> None:
+    """Draw a cell without a number."""
     panel.add_patch(Rectangle((column, row), 1, 1, fc="0.93", ec="0.7", hatch="////", lw=0))
     panel.annotate(
         why,
@@ -258,11 +260,11 @@ def _hatched(panel: Any, row: int, column: int, why: str, color: Any) -> None:
 
 
 def _map_of_dots(panel: Any, settings: Sequence[Setting], x: str, y: str, metric: Measure) -> None:
-    """Settings as coloured dots, the better ones on top; crosses for those that failed."""
+    """Draw settings as coloured dots, better ones on top, and failed ones as crosses."""
     both = [scales.scale_of(settings, name) for name in (x, y)]
     order = rank_settings(settings, metric)[::-1]
     means = [metric.shown(setting.score(metric.name).mean) for setting in order]
-    mesh = coloured(panel, metric, np.array(means))
+    mesh = colour_scale(panel, metric, np.array(means))
     at = [[scale.position(s.values[name]) for s in order] for scale, name in zip(both, (x, y))]
     panel.scatter(*at, c=means, cmap=mesh.cmap, norm=mesh.norm, s=42, edgecolors="white", linewidths=0.6, zorder=3)
     lost = [[scale.position(s.values[name]) for s in settings if s.failures] for scale, name in zip(both, (x, y))]

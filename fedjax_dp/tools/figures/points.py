@@ -1,4 +1,4 @@
-"""What panels of a sweep share: lines with intervals, dots, levels, crosses, titles and legends."""
+"""Elements that panels of a sweep share: lines with intervals, dots, levels, crosses, titles and legends."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from matplotlib.cm import ScalarMappable
 from fedjax_dp.sweeps.settings import Setting, judge_of, pick, value_key
 from fedjax_dp.tasks.measures import Measure
 from fedjax_dp.tools.figures import elements, scales, styles
-from fedjax_dp.tools.figures.canvas import letters, wrapped
+from fedjax_dp.tools.figures.canvas import letters, wrap
 from fedjax_dp.tools.figures.scales import Line
 
-Placed = tuple[float, Setting | None]  # where it stands, and the setting, perhaps a stopped one; None: all failed
-NARROW = 5.0  # inches of a picture, at the usual size of letters
-CROSS, RING = "failed", "stopped"  # the names of crosses and rings, by which the legend knows that there are some
+Placed = tuple[float, Setting | None]  # position, and the setting, which may be stopped; None if all failed
+NARROW = 5.0  # inches of a picture at the usual font size
+CROSS, RING = "failed", "stopped"  # gids of crosses and rings, which the legend looks for
 
 
 def intervals(
     panel: Any, placed: Iterable[Placed], metric: Measure, line: Line, joined: bool = True, alpha: float = 0.0
 ) -> None:
-    """Means with 95% intervals: a line if `joined`, else dots with bars, thin ones if `alpha` is given.
+    """Draw means with 95% intervals: a line if `joined`, else dots with bars, which are thin if `alpha` is set.
 
-    A cross at the bottom marks where all failed, and a ring where halving stopped all.
+    At the bottom, a cross marks a position where all failed, a ring one where halving stopped all.
     """
     placed = sorted(placed, key=lambda pair: pair[0])
     at_bottom(panel, [at for at, setting in placed if setting is None], line.color)
@@ -48,7 +48,7 @@ def intervals(
 
 
 def level(panel: Any, settings: Sequence[Setting], metric: Measure, line: Line, why: str) -> None:
-    """The best of settings that have no place on the x axis, as a broken horizontal line with its interval."""
+    """Draw the best of the settings without a position on the x axis as a dashed horizontal line with its interval."""
     best = pick(settings, metric)
     if best is None:
         return
@@ -61,7 +61,7 @@ def level(panel: Any, settings: Sequence[Setting], metric: Measure, line: Line, 
 
 
 def at_bottom(panel: Any, places: Sequence[float], color: Any, kind: str = CROSS) -> None:
-    """Crosses or rings at the bottom of the panel, in the colour of their line."""
+    """Draw crosses or rings at the bottom of the panel, in the colour of their line."""
     if places:
         look: dict[str, Any] = {"marker": "x", "ms": 7, "mew": 1.8} if kind == CROSS else ring(5)
         heights = np.full(len(places), 0.025)
@@ -71,12 +71,12 @@ def at_bottom(panel: Any, places: Sequence[float], color: Any, kind: str = CROSS
 
 
 def ring(size: float) -> dict[str, Any]:
-    """How a ring looks, but for its colour."""
+    """The style of a ring without its colour."""
     return {"marker": "o", "ms": size, "mfc": styles.paper(), "mew": 1.2}
 
 
-def coloured(panel: Any, metric: Measure, known: np.ndarray) -> ScalarMappable:
-    """The colours for shown numbers `(settings,)` of a metric, with a bar beside the panel if there are any."""
+def colour_scale(panel: Any, metric: Measure, known: np.ndarray) -> ScalarMappable:
+    """The colours for numbers `(settings,)` of a metric as shown; adds a colour bar to the panel if there are any."""
     colors = ScalarMappable(styles.colour_range(known, metric.better), styles.colour_map(metric.better))
     if known.size:
         below, above = min(known) < colors.norm.vmin, max(known) > colors.norm.vmax
@@ -87,12 +87,12 @@ def coloured(panel: Any, metric: Measure, known: np.ndarray) -> ScalarMappable:
 
 
 def legend_head(by: str | None) -> str | None:
-    """What a legend is headed by, where lines are the values of `by`."""
+    """The title of a legend whose lines are the values of `by`."""
     return None if by is None else scales.axis_label(by)
 
 
 def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: Measure) -> str:
-    """In words, what a panel that shows the axes `kept` does about the others."""
+    """How a panel that shows the axes `kept` treats the others, in words."""
     axes = settings[0].values if settings else ()
     others = [name for name in axes if name not in kept and len({value_key(s.values[name]) for s in settings}) > 1]
     judge = judge_of(metric)
@@ -103,20 +103,20 @@ def best_over(settings: Sequence[Setting], kept: Sequence[str], metric: Measure)
 
 
 def title(panel: Any, head: str, how: str) -> None:
-    """A title on the left, with what was done about other axes in small print below it; both, and the label of the x
-    axis, which stands already, in lines that the picture has room for."""
+    """Set the title on the left, with `how` in small print below. Both, and the label of the x axis, which must be set
+    already, are broken into lines that fit."""
     room = _room(panel)
-    small = wrapped(how, room, "small")
+    small = wrap(how, room, "small")
     lines, large = small.count("\n") + 1 if how else 0, styles.scale()
-    panel.set_title(wrapped(head, room, "medium"), loc="left", fontsize="medium", pad=large * (8 + 12 * lines))
-    panel.set_xlabel(wrapped(panel.get_xlabel(), room, "medium"))
+    panel.set_title(wrap(head, room, "medium"), loc="left", fontsize="medium", pad=large * (8 + 12 * lines))
+    panel.set_xlabel(wrap(panel.get_xlabel(), room, "medium"))
     if how:
         below = {"xycoords": "axes fraction", "fontsize": "small", "alpha": 0.75}
         elements.label(panel, small, (0, 1), (0, 6 * large), **below)
 
 
 def finish(panel: Any, metric: Measure, head: str | None) -> None:
-    """Label of the metric, grid, spines, and a legend under `head`: beside the panel, or above where that is narrow."""
+    """Set the label of the metric, grid and spines, and a legend with the title `head`, beside or above the panel."""
     panel.set_ylabel(metric.label)
     elements.open_frame(panel)
     handles, names = panel.get_legend_handles_labels()
@@ -136,5 +136,5 @@ def finish(panel: Any, metric: Measure, head: str | None) -> None:
 
 
 def _room(panel: Any) -> float:
-    """Inches for what stands above or below the panel, beside the numbers of its y axis."""
+    """Inches for texts above and below the panel."""
     return float(panel.figure.bbox.width / panel.figure.figure.dpi - 0.75 * styles.scale())

@@ -1,4 +1,4 @@
-"""Pictures of results. `look` of each of them is ax, size and style, see `figures.Look`."""
+"""Pictures of runs. For `look` (ax, size and style) see `figures.Look`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ def plot_run(
     task: Task | Measures | None = None,
     **look: Unpack[canvas.Look],
 ) -> Figure:
-    """The task's main metric and the loss against rounds, two panels, with the Guarantee underneath.
+    """Draw two panels, the task's main metric and the loss against rounds, with the Guarantee below.
 
-    Lines of probes are broken. Where clients have parts of the test set, a band spans from their worst tenth to their
-    mean; where they have models of their own, a line is these models' mean. `task` (or its
-    measures) is `classes` unless it is given.
+    Probes are dashed. If clients have test records, a band spans from the worst tenth of clients to their mean; if they
+    have personal models, a line is the mean of these. `task`, or its measures, is `classes` by default.
     """
     from fedjax_dp.tasks import Classes, measures_of_task  # loads JAX
 
@@ -56,7 +55,7 @@ def plot_run(
 
     with canvas.page(path, look, (9, 4.9), 2, lambda figure: figure.subplots(1, 2)) as page:
         left, right = page.panels
-        fields = tables.known(rows, tables.quality(measures))
+        fields = tables.known_fields(rows, tables.quality(measures))
         spread = fields.pop("client_mean", None)
         draw(left, fields, unit)
         if spread:
@@ -71,7 +70,7 @@ def plot_run(
         if reached is not None:
             look_of_last = {"va": "center", "color": TEST, "fontweight": "bold", "annotation_clip": False}
             elements.label(left, main.in_words(reached), (rounds[-1], unit * reached), (7, 0), **look_of_last)
-        draw(right, tables.known(rows, tables.LOSS))
+        draw(right, tables.known_fields(rows, tables.LOSS))
         right.set(title=loss.label.removeprefix("test "), xlabel="round")
         if not loss.signed:
             elements.begin_at_zero(right)
@@ -95,8 +94,8 @@ def plot_epsilon(
     target: float | None = None,
     **look: Unpack[canvas.Look],
 ) -> Figure:
-    """Epsilon against `axis`, a curve per accountant, and `whose` epsilon it is. One panel."""
-    names = [*ACCOUNTANTS, ATTAINED.name]  # so that each looks alike in all pictures
+    """Draw epsilon against `axis`, a curve for each accountant; `whose` epsilon it is titles the legend. One panel."""
+    names = [*ACCOUNTANTS, ATTAINED.name]  # so that each looks the same in all pictures
     with canvas.page(path, look, (8.2, 4.6)) as page:
         (panel,) = page.panels
         for name, (x, y) in curves.items():
@@ -114,8 +113,8 @@ def plot_epsilon(
         elements.plain_log(panel.yaxis)
         elements.open_frame(panel, which="both")
         silent = ", ".join(name for name in ACCOUNTANTS if name not in curves)
-        notes = [f"no answer: {silent}"] if silent else []
-        if page.own and canvas.narrow(page.figure):
+        notes = [f"not applicable: {silent}"] if silent else []
+        if page.own and canvas.is_narrow(page.figure):
             elements.legend_below(panel, columns=2)
             notes.insert(0, f"epsilon of {whose}")
         else:
@@ -135,7 +134,7 @@ def plot_spending(
     budget: float | None = None,
     **look: Unpack[canvas.Look],
 ) -> Figure:
-    """Epsilon after each of these rounds, a curve for each way to count it, with the budget; `promise` underneath."""
+    """Draw epsilon after each of these rounds, a curve for each way to count it, with the budget; `promise` below."""
     with canvas.page(path, look, (8.2, 4.6)) as page:
         (panel,) = page.panels
         for rank, (name, epsilons) in enumerate(curves.items()):
@@ -160,11 +159,10 @@ def plot_clients(
     names: Sequence[str] | None = None,
     **look: Unpack[canvas.Look],
 ) -> Figure:
-    """Records of each client, and of each client and class `(clients, classes)`: two panels.
+    """Draw two panels: the records of each client, and of each client and class `(clients, classes)`.
 
-    Up to 30 clients are drawn as bubbles, area in proportion to records. More are sorted by the label they have most
-    of and drawn as columns of a heat map of label shares, several clients to a column where there are over 250. `names`
-    of clients stand below bubbles.
+    Up to 30 clients are bubbles with areas proportional to records, with their `names` below. More clients are sorted
+    by their most frequent label and drawn as columns of a heat map of label shares; over 250 clients share columns.
     """
     clients, classes = counts.shape
     few = clients <= 30
@@ -194,25 +192,25 @@ def plot_clients(
 
 
 def _short(name: str) -> str:
-    """A name of a client below its bubbles."""
+    """The name of a client, short enough for an axis."""
     short = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
-    return short.replace("$", r"\$")  # which would begin an equation
+    return short.replace("$", r"\$")  # `$` would begin an equation
 
 
 def _bubbles(above: Any, below: Any, counts: np.ndarray) -> None:
-    """Few clients, each by itself."""
+    """Draw few clients, one by one."""
     clients, classes = counts.shape
     above.bar(range(clients), counts.sum(1), color=TEST, width=0.7)
     x, y = np.nonzero(counts)
     widest = min(500 / clients, 340 / classes, 30)  # points; neighbours do not touch
     below.scatter(x, y, s=counts[x, y] / counts.max() * widest**2, color=TEST, alpha=0.75, linewidths=0)
     below.set_xlim(-0.7, clients - 0.3)
-    below.set_xlabel(f"client (the largest bubble: {counts.max():,} records of one label)")
+    below.set_xlabel(f"client (largest bubble: {counts.max():,} records of one label)")
     below.grid(alpha=0.2)
 
 
 def _shares(above: Any, below: Any, counts: np.ndarray) -> None:
-    """Many clients, sorted by the label that they have most of."""
+    """Draw many clients, sorted by their most frequent label."""
     clients, classes = counts.shape
     sizes = counts.sum(1)
     shares = counts / np.maximum(sizes[:, None], 1)
@@ -224,5 +222,5 @@ def _shares(above: Any, below: Any, counts: np.ndarray) -> None:
     above.stairs([sizes[group].mean() for group in groups], edges, fill=True, color=TEST)
     mesh = below.pcolormesh(edges, np.arange(classes + 1) - 0.5, drawn, cmap="Blues", vmin=0, vmax=1, rasterized=True)
     below.figure.colorbar(mesh, ax=below, label="share of a client's records", pad=0.01, aspect=30)
-    several = "" if len(groups) == clients else f", means over up to {len(groups[0])} of them"
-    below.set_xlabel(f"clients, sorted by the label they have most of{several}")
+    several = "" if len(groups) == clients else f", means over up to {len(groups[0])} clients"
+    below.set_xlabel(f"clients, sorted by their most frequent label{several}")

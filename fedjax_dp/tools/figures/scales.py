@@ -1,4 +1,4 @@
-"""How the values of a sweep look in a figure: words, colours, and positions on an axis."""
+"""Values of a sweep in a figure: words, colours, and positions on an axis."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedjax_dp.tools.figures.styles import ORDER, PALETTE
 AXES = {
     "epsilon": "budget epsilon (nats)",
     "epsilon_high": "largest budget epsilon (nats)",
-    "clip_norm": "clip norm C",
+    "clip_norm": "clipping norm C",
     "noise_multiplier": "noise multiplier z",
     "rounds": "rounds T",
     "local_steps": "local steps per round",
@@ -28,17 +28,17 @@ AXES = {
 
 
 def short(number: float, metric: Measure) -> str:
-    """A shown number in few characters: percents with one decimal, others with three digits."""
+    """A number as shown, in few characters: percentages with one decimal, others with three digits."""
     return f"{number:.1f}" if metric.share else f"{number:#.3g}".rstrip(".")
 
 
 def axis_label(axis: str) -> str:
-    """With its unit, where it has one."""
+    """The label of an axis, with its unit if it has one."""
     return AXES.get(axis, words([axis]))
 
 
 def words(names: Iterable[str]) -> str:
-    """Names of axes in a sentence."""
+    """Names of axes for a sentence."""
     return ", ".join(name.replace("_", " ").replace(".", " ") for name in names)
 
 
@@ -55,15 +55,15 @@ def in_words(value: Any) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """Whether it can stand on a scale of numbers."""
+    """Whether a value can be placed on a numeric scale."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class AxisScale(NamedTuple):
-    """Where the values of an axis lie: numbers on a linear or logarithmic scale, everything else side by side."""
+    """Positions of an axis's values: numbers on a linear or logarithmic scale, other values side by side."""
 
     kind: str  # linear, log or category
-    values: list[Any]  # numbers in increasing order, then the rest in the order of the plan
+    values: list[Any]  # numbers in increasing order, then other values in the order of the plan
 
     def position(self, value: Any) -> float:
         """The coordinate of a value."""
@@ -72,14 +72,14 @@ class AxisScale(NamedTuple):
         )
 
     def beside(self, value: Any, fraction: float) -> float:
-        """The coordinate of a value, moved by a fraction of the axis, or of the room of a category."""
+        """The coordinate of a value, moved by a fraction of the axis or of a category's width."""
         low, at, high = (self.position(one) for one in (self.values[0], value, self.values[-1]))
         if self.kind == "log":
             return float(at * (high / low) ** fraction)
         return at + fraction * (1.0 if self.kind == "category" else high - low)
 
     def fraction(self, value: Any) -> float:
-        """The position between the ends of the axis, from 0 to 1; in the middle if there is one value only."""
+        """The position between the ends of the axis, from 0 to 1; 0.5 if there is only one value."""
         ends = [self.position(self.values[0]), self.position(value), self.position(self.values[-1])]
         low, at, high = np.log(ends) if self.kind == "log" else ends
         return 0.5 if low == high else float((at - low) / (high - low))
@@ -97,7 +97,7 @@ class AxisScale(NamedTuple):
 
 
 def set_ticks(axis: Any, places: Sequence[float], values: Sequence[Any]) -> None:
-    """Ticks at places with values in words, which lean where they would not fit side by side."""
+    """Set ticks with values in words, rotated if they do not fit side by side."""
     labels = list(map(in_words, values))
     inches = axis.axes.figure.bbox.width / axis.axes.figure.figure.dpi
     leaning = axis.axis_name == "x" and sum(map(len, labels)) + len(labels) > 7.5 * inches / styles.scale()
@@ -105,7 +105,7 @@ def set_ticks(axis: Any, places: Sequence[float], values: Sequence[Any]) -> None
 
 
 def scale_of(settings: Iterable[Setting], axis: str) -> AxisScale:
-    """The scale that suits the values of an axis: logarithmic if they span a decade or more in steps that grow."""
+    """The scale for the values of an axis: logarithmic if they span a decade or more in growing steps."""
     found = list({value_key(value): value for value in (setting.values[axis] for setting in settings)}.values())
     numbers = sorted(value for value in found if is_number(value))
     values = [*numbers, *(value for value in found if not is_number(value))]
@@ -113,11 +113,11 @@ def scale_of(settings: Iterable[Setting], axis: str) -> AxisScale:
         return AxisScale("category", values)
     if not _grow([number for number in numbers if number > 0]):
         return AxisScale("linear", values)
-    return AxisScale("log" if numbers[0] > 0 else "category", values)  # a grid of 0 and powers: side by side
+    return AxisScale("log" if numbers[0] > 0 else "category", values)  # 0 and powers are shown side by side
 
 
 def _grow(numbers: Sequence[float]) -> bool:
-    """Whether increasing positive numbers span a decade, in steps more even in proportion than in size."""
+    """Whether increasing positive numbers span a decade in steps that are closer to geometric than to arithmetic."""
     if not numbers or numbers[-1] < 9.99 * numbers[0]:
         return False
     steps, ratios = np.diff(numbers), np.diff(np.log(numbers))
@@ -125,12 +125,12 @@ def _grow(numbers: Sequence[float]) -> bool:
 
 
 class Line(NamedTuple):
-    """Settings that belong together in a figure."""
+    """Settings that form one line of a figure."""
 
     name: str
     color: Any
     settings: list[Setting]
-    rank: int = 0  # among the lines of its panel, which are so many:
+    rank: int = 0  # among the `of` lines of its panel
     of: int = 1
 
     @property
@@ -140,7 +140,7 @@ class Line(NamedTuple):
 
 
 def lines_by(settings: Sequence[Setting], axis: str | None) -> list[Line]:
-    """One line per value of an axis: numbers from dark to light in their order, words in colours of their own."""
+    """One line for each value of an axis: numbers from dark to light, other values in distinct colours."""
     if axis is None:
         return [Line("", styles.TEST, list(settings))]
     values, groups = scale_of(settings, axis).values, group_by_value(settings, axis)

@@ -1,4 +1,4 @@
-"""The look of every figure: colours, markers, dashes, and what each line of several has of them."""
+"""The look of figures: colours, markers and dashes of lines."""
 
 from __future__ import annotations
 
@@ -8,40 +8,37 @@ import matplotlib
 import numpy as np
 from matplotlib.colors import Normalize
 
-SMALL = "small"  # print: in proportion to the style's font, like every size here
-TEST, PROBE, OBJECTIVE = "#1f5fa8", "#b0643c", "#2f8f5b"  # public test data, what only a simulator sees, the objective
+SMALL = "small"  # relative to the style's font size, like every size here
+TEST, PROBE, OBJECTIVE = "#1f5fa8", "#b0643c", "#2f8f5b"  # public test data, diagnostics, the objective
 VIOLET, RED = "#7a4fa3", "#c23b4b"
 FAILED = RED
 PALETTE = (TEST, PROBE, OBJECTIVE, VIOLET, "#d39a2d", "#3aa6b9", "#8c6d46", "0.5")
 MAP = matplotlib.colormaps["viridis"]  # of metrics
-ORDER = matplotlib.colormaps["plasma"]  # of lines whose axis has an order
+ORDER = matplotlib.colormaps["plasma"]  # of lines with ordered values
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (7, 2, 1.5, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (2, 1)))
 PAPER = "fedjax_dp.tools.figures.paper"  # a style sheet: one column of a paper
 NAMED = {"paper": PAPER}
-BARS = 8  # of a line that has bars instead of a band
+BARS = 8  # of a line with bars instead of a band
 
 
 def ink() -> Any:
-    """The colour that the style writes in."""
+    """The text colour of the style."""
     return matplotlib.rcParams["text.color"]
 
 
 def paper() -> Any:
-    """The colour that the style writes on."""
+    """The background colour of the style."""
     return matplotlib.rcParams["axes.facecolor"]
 
 
 def scale() -> float:
-    """How large the style writes, of what is usual: lines and markers go with it."""
+    """The font size of the style relative to the usual one, which also scales lines and markers."""
     return float(matplotlib.rcParams["font.size"]) / 10
 
 
 def line_look(rank: int, of: int) -> dict[str, Any]:
-    """Marker, dashes and width of one of several lines in their order: the later, the thinner and the more broken.
-
-    So lines that coincide all show, also without colours.
-    """
+    """Marker, dashes and width of one of several lines; later ones are thinner, so lines that coincide all show."""
     extra = (of - 1 - rank) * min(0.6, 1.8 / max(of - 1, 1))
     return {
         "marker": MARKERS[rank % len(MARKERS)],
@@ -52,7 +49,7 @@ def line_look(rank: int, of: int) -> dict[str, Any]:
 
 
 def marks(points: int, rank: int = 0, of: int = 1) -> tuple[int, int]:
-    """(first, step) of the points of a line that carry markers or bars: few, and not those where others have theirs."""
+    """(first, step) of the points of a line with markers or bars: few, and different from those of other lines."""
     if points < of:
         return 0, 1
     step = max(-(-points // BARS), of)
@@ -60,10 +57,10 @@ def marks(points: int, rank: int = 0, of: int = 1) -> tuple[int, int]:
 
 
 def colour_range(numbers: np.ndarray, better: int) -> Normalize:
-    """The range that colours span, from the best number to the worst, which shares its colour if it is far off.
+    """The range of the colours, from the best number to the worst, without outliers.
 
-    Else a setting that learned nothing would leave all others in one colour. Far off is five times as far from the
-    median as the best; colours end at three times.
+    A setting that learned nothing would otherwise leave all others in one colour. If the worst number is more than five
+    times as far from the median as the best, colours end at three times that distance.
     """
     if not np.size(numbers):
         return Normalize(0, 1)
@@ -76,10 +73,10 @@ def colour_range(numbers: np.ndarray, better: int) -> Normalize:
 
 
 def colour_map(better: int) -> Any:
-    """The colours of a metric, the better the brighter."""
+    """The colour map of a metric; better is brighter."""
     return MAP.reversed() if better < 0 else MAP
 
 
-def dark(color: np.ndarray) -> bool:
+def is_dark(color: np.ndarray) -> bool:
     """Whether text on this RGB colour should be white."""
     return float(np.dot(color[:3], [0.299, 0.587, 0.114])) < 0.55

@@ -1,9 +1,8 @@
-"""Figures of a sweep, ready for a paper: PNG, PDF or SVG by the end of the file name.
+"""Figures of a sweep, ready for a paper: PNG, PDF or SVG by the suffix of the file name.
 
-Each shows means over seeds at the last evaluated round, unless it is against rounds, with 95% intervals of the mean by
-Student's t. Where a figure shows fewer axes than the sweep has, it takes the best value of the others and says so;
-settings with a failed seed, or stopped by halving, are marked, and never chosen. `look` of each of them is ax, size and
-style, see `Look`.
+Each shows means over seeds at the last evaluated round, or against rounds, with 95% intervals of the mean by Student's
+t. A figure that shows fewer axes than the sweep has takes the best value of the others and says so. Settings with a
+failed seed, or stopped by halving, are marked and never chosen. For `look` see `Look`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ Path = str | os.PathLike[str] | None
 Draw = Callable[..., Figure]
 ONE = (7.2, 4.8)  # inches
 DPI = 160  # of PNG files
-LINES = 6  # that an axis may have values for one line each
+LINES = 6  # values of an axis that may have one line each
 
 
 KINDS = ("all", "overview", "axis", "privacy", "heat", "curves", "parallel", "personalisation")
@@ -59,18 +58,18 @@ def drawings(
     y: str | None = None,
     by: str | None = None,
 ) -> dict[str, Draw]:
-    """What there is to draw, by the name of its file, as functions of `path` and a look.
+    """The pictures of a sweep as functions of `path` and a look, by the name of their file.
 
     axis      the metric against the axis `x`, or against each, one line for each value of the axis `by`
     privacy   against the proved epsilon, one line for each value of `by`, the algorithm if that is swept
     heat      means of the metric over the axes `x` and `y`
     curves    against rounds, for the best setting of each value of `by`, or for the best 8 settings
     parallel  every setting as a path through its values to the metric
-    Raises:   ConfigurationError for a kind that the sweep has nothing for, and for names that it does not have.
+    Raises:   ConfigurationError for a kind without points, and for unknown axes and metrics.
     """
     errors.require_choice("kind", kind, KINDS)
-    settings, measure = checked(records, axes, metric, x, y, by)
-    ranked, lines = influential(settings, measure), by or line_axis(settings, None)
+    settings, measure = select_settings(records, axes, metric, x, y, by)
+    ranked, lines = rank_axes(settings, measure), by or line_axis(settings, None)
     found: dict[str, dict[str, Draw]] = {name: {} for name in KINDS[1:]}
 
     def add(kind: str, draw: Callable[..., None], *about: Any, name: str = "", bands: bool = True) -> None:
@@ -117,7 +116,7 @@ def plot_sweep(
     by: str | None = None,
     **look: Unpack[Look],
 ) -> Figure:
-    """One picture, see `drawings`."""
+    """Draw one picture, see `drawings`."""
     if kind == "all":
         raise errors.refuse("kind", kind, "one picture: " + ", ".join(KINDS[1:]))
     return next(iter(drawings(records, axes, title, kind, metric, x, y, by).values()))(path=path, **look)
@@ -131,38 +130,38 @@ def overview(
     path: Path = None,
     **look: Unpack[Look],
 ) -> Figure:
-    """What a person wants to see at the end of a sweep, on one page: up to four panels, as far as they apply."""
-    settings, measure = checked(records, axes, metric)
-    chosen = _panels(settings, measure)
-    inches = (7 * min(len(chosen), 2), 4.8 * math.ceil(len(chosen) / 2))
-    return _draw(settings, chosen, title, inches, path, **look)
+    """Draw the most important results of a sweep on one page, in up to four panels."""
+    settings, measure = select_settings(records, axes, metric)
+    draws = _panels(settings, measure)
+    inches = (7 * min(len(draws), 2), 4.8 * math.ceil(len(draws) / 2))
+    return _draw(settings, draws, title, inches, path, **look)
 
 
 def _panels(settings: Sequence[Setting], metric: Measure) -> list[Callable[[Any], None]]:
     """The panels of an overview: the metric against epsilon or an axis, over two axes, over rounds, and as paths."""
     if not any(setting.comparable(metric) for setting in settings):
         return [lambda panel: _nothing_done(panel, settings), lambda panel: curves.curves(panel, settings, metric)]
-    ranked = influential(settings, metric)
-    chosen: list[Callable[[Any], None]] = []
+    ranked = rank_axes(settings, metric)
+    draws: list[Callable[[Any], None]] = []
     if len(set(filter(math.isfinite, epsilon_places(settings)))) > 1:
         lines = "algorithm" if "algorithm" in ranked else None
-        chosen.append(lambda panel: panels.privacy(panel, settings, metric, lines))
+        draws.append(lambda panel: panels.privacy(panel, settings, metric, lines))
     elif ranked:
         beside = line_axis(settings, ranked[0])
-        chosen.append(lambda panel: panels.against(panel, settings, ranked[0], metric, beside))
+        draws.append(lambda panel: panels.against(panel, settings, ranked[0], metric, beside))
     pair = two_axes(settings, ranked)
     if pair:
-        chosen.append(lambda panel: panels.heat(panel, settings, *pair, metric))
-    chosen.append(lambda panel: curves.curves(panel, settings, metric, line_axis(settings, None)))
+        draws.append(lambda panel: panels.heat(panel, settings, *pair, metric))
+    draws.append(lambda panel: curves.curves(panel, settings, metric, line_axis(settings, None)))
     if len(ranked) > 1:
-        chosen.append(lambda panel: curves.parallel(panel, settings, metric))
-    return chosen
+        draws.append(lambda panel: curves.parallel(panel, settings, metric))
+    return draws
 
 
-def influential(settings: Sequence[Setting], metric: Measure) -> list[str]:
-    """Axes with several values, the one first whose values differ most in their settings' mean of the metric.
+def rank_axes(settings: Sequence[Setting], metric: Measure) -> list[str]:
+    """Axes with several values, in order of the variance of the metric's mean over these values, largest first.
 
-    Settings that leave an axis out differ in more than its value, and do not count.
+    Settings without a value for an axis differ in more than that value and are not counted.
     """
     known = [setting for setting in settings if setting.score(metric.name).seeds]
     whole = [setting for setting in known if None not in setting.values.values()] or known
@@ -178,9 +177,9 @@ def influential(settings: Sequence[Setting], metric: Measure) -> list[str]:
 
 
 def two_axes(settings: Sequence[Setting], ranked: Sequence[str]) -> tuple[str, str] | None:
-    """The first two axes for a heat map that have several values together; None if there are no such two.
+    """The first two axes for a heat map that have several common values, or None.
 
-    Budget and algorithm come last, since they stand against epsilon already.
+    Budget and algorithm come last, since another panel shows them against epsilon.
     """
     pairs = sorted(itertools.combinations(ranked, 2), key=lambda pair: set(pair) == {"epsilon", "algorithm"})
     for x, y in pairs:
@@ -191,7 +190,7 @@ def two_axes(settings: Sequence[Setting], ranked: Sequence[str]) -> tuple[str, s
 
 
 def line_axis(settings: Sequence[Setting], x: str | None) -> str | None:
-    """The axis beside `x` that deserves a line for each value: the budget, else the algorithm, where it is swept."""
+    """The axis other than `x` with a line for each value: the budget or else the algorithm, if the sweep varies it."""
     for name in ("epsilon", "algorithm"):
         if name != x and name in settings[0].values and 1 < len(group_by_value(settings, name)) <= LINES:
             return name
@@ -199,19 +198,19 @@ def line_axis(settings: Sequence[Setting], x: str | None) -> str | None:
 
 
 def _nothing_done(panel: Any, settings: Sequence[Setting]) -> None:
-    """Instead of panels: why there is nothing to compare."""
+    """Write why there is nothing to compare."""
     reasons = Counter(point["reason"] for setting in settings for point in setting.points if point["reason"])
     lines = [f"{count} x {textwrap.shorten(reason, 90)}" for reason, count in reasons.most_common(8)]
     panel.set_axis_off()
-    panel.text(0.5, 0.5, "\n".join(["no setting has all its seeds done", "", *lines]), ha="center", va="center")
+    panel.text(0.5, 0.5, "\n".join(["no setting has finished all its seeds", "", *lines]), ha="center", va="center")
 
 
-def checked(
+def select_settings(
     records: Iterable[Record], axes: Sequence[str], metric: str | None, *names: str | None
 ) -> tuple[list[Setting], Measure]:
-    """The settings, and what of them is looked at: the main metric unless one is named.
+    """The settings of a sweep and the metric to draw, by default the main one.
 
-    Refuses a sweep without points, and names that it does not have.
+    Refuses a sweep without points, and unknown axes and metrics.
     """
     records = list(records)
     for name in names:
@@ -224,7 +223,7 @@ def checked(
 
 
 def small_print(settings: Sequence[Setting], bands: bool) -> str:
-    """What means and bands are, over how many seeds, and how many points failed."""
+    """A note on the number of seeds, bands and bars, and failed points."""
     statuses = Counter(point["status"] for setting in settings for point in setting.points)
     total, stopped = statuses.total(), statuses["stopped"]
     failed = total - statuses["done"] - stopped
@@ -236,7 +235,7 @@ def small_print(settings: Sequence[Setting], bands: bool) -> str:
         parts.append(f"means over {counts[-1] if len(counts) == 1 else f'{counts[0]} to {counts[-1]}'} seeds")
         parts += ["bands and bars: 95% intervals of the mean (Student's t)"] if bands else []
     if stopped:
-        parts.append(f"{stopped} of {total} points stopped at a rung of halving, where other settings were better")
+        parts.append(f"{stopped} of {total} points stopped at a rung of halving")
     if failed:
         parts.append(f"{failed} of {total} points failed ({statuses['diverged']} diverged)")
         parts.append("settings with a failed seed are never chosen")
@@ -257,19 +256,21 @@ def _draw(
     bands: bool = True,
     **look: Unpack[Look],
 ) -> Figure:
-    """Panels in two columns, or one where that is narrow, above what holds of all of them; the last one over both where
-    it would stand alone."""
+    """Draw panels in two columns, or one if the figure is narrow, with a note below. A panel alone in its row spans
+    both columns."""
 
     def arrange(figure: Any) -> list[Any]:
         if len(draws) == 1:
             return [figure.subplots()]
-        columns = 1 if canvas.narrow(figure) else 2
+        columns = 1 if canvas.is_narrow(figure) else 2
         rows = math.ceil(len(draws) / columns)
         grid = figure.add_gridspec(rows, columns)
         places = [grid[place // columns, place % columns] for place in range(len(draws))]
         if len(draws) % columns:
             places[-1] = grid[rows - 1, :]
-        return [figure.add_subfigure(place).subplots() for place in places]  # so a legend narrows its own panel alone
+        return [
+            figure.add_subfigure(place).subplots() for place in places
+        ]  # so that a legend narrows only its own panel
 
     layout = ConstrainedLayoutEngine(h_pad=0.1, w_pad=0.08) if len(draws) > 1 else "constrained"
     column = 4.2 * len(draws) if len(draws) > 1 else 0

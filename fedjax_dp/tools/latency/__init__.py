@@ -1,4 +1,4 @@
-"""How long a round takes here, part by part, and what it takes at least."""
+"""The time of a round on this machine, part by part, and a lower bound on it."""
 
 import lazy_loader
 

@@ -1,10 +1,10 @@
-"""Where the time of a round goes: the same round with one part after another taken out, and the floor beside it.
+"""The parts of a round's time: the same round with one part after another left out, and its floor.
 
 A compiled round has no seams to put a clock between: generator, clipping and step are one loop. So parts are measured
 by leaving them out. Rounds without clipping, without noise, without drawing batches, without gradients and without
-records are run in turns, and what each is faster than the one before is the time of the part that it lacks. By this
-definition the parts add up to the round. What is left at last, steps that do nothing and the sum over the cohort, is
-called aggregation: in a round of many tiny steps it is mostly the loop itself.
+records run in turns, and the time that each saves over the previous one is that of the missing part. So the parts add
+up to the round. The remainder, empty steps and the sum over the cohort, is called aggregation: in a round of many tiny
+steps it is mostly the loop itself.
 """
 
 import dataclasses
@@ -37,12 +37,12 @@ from fedjax_dp.tools.latency.floor import Floor, floor_of, round_timer
 
 PARTS = ("sampling", "gather", "gradient", "clipping", "noise", "aggregation", "server", "evaluation")
 TURN_S = 0.2  # a measurement of one variant lasts about this long
-DISTURBED = 0.3  # spread above which a number is not worth printing
+DISTURBED = 0.3  # spread above which numbers mean little
 
 
 @value
 class Silence:
-    """Noise that is not drawn: a round with it is not private. For measuring what drawing costs."""
+    """Zero noise, to measure the cost of drawing noise. A round with it is not private."""
 
     fresh, bands = True, (1.0,)
 
@@ -54,8 +54,8 @@ class Silence:
 
 
 @value
-class GivenBatches(Wrapper):
-    """Batches of the same shape as those of `base` whose positions are counted off, not drawn. For measuring only."""
+class ConsecutiveBatches(Wrapper):
+    """Batches of the shape of `base` with consecutive positions instead of random ones. For measuring only."""
 
     base: Batches = structure()
 
@@ -68,7 +68,7 @@ class GivenBatches(Wrapper):
 
 @jax.custom_vjp
 def _zero_loss(params: Any) -> jax.Array:
-    """Zero, of which every parameter has the derivative one."""
+    """Zero, with derivative one in every parameter."""
     return jnp.float32(0)
 
 
@@ -79,16 +79,16 @@ _zero_loss.defvjp(
 
 
 def _bits(a: jax.Array) -> Any:
-    """The sum of what is stored, which, unlike that of floats, may be taken in any order."""
+    """The sum of the stored bits, which unlike a sum of floats does not depend on the order."""
     bits = jax.lax.bitcast_convert_type(a, jnp.int32) if a.dtype == jnp.float32 else a.astype(jnp.int32)
     return bits.sum()
 
 
 @dataclasses.dataclass(frozen=True)
 class Idle:
-    """The parameters of a model whose gradient is read off the records, or their targets: without its arithmetic.
+    """The parameters of a model without its arithmetic: its loss only reads the records, or their targets.
 
-    reads  whether a record's features are looked at, once each.
+    reads  whether it reads a record's features, once each.
     """
 
     model: Model
@@ -106,8 +106,8 @@ class Idle:
         return self.model.init(key)
 
     def loss(self, params: Any, x: jax.Array, y: Any, key: jax.Array | None) -> jax.Array:
-        seen = jax.tree.leaves((x, y) if self.reads else y)
-        return sum(map(_bits, seen)).astype(jnp.float32) * _zero_loss(params)
+        leaves = jax.tree.leaves((x, y) if self.reads else y)
+        return sum(map(_bits, leaves)).astype(jnp.float32) * _zero_loss(params)
 
     def logits(self, params: Any, x: jax.Array) -> jax.Array:
         return self.model.logits(params, x)
@@ -121,7 +121,7 @@ class Idle:
 
 
 class Change(NamedTuple):
-    """A run, and what changing it would save of a round."""
+    """A change of the configuration and the time it would save per round."""
 
     setting: str
     description: str
@@ -141,7 +141,7 @@ class Latency(NamedTuple):
     devices: int
 
     @property
-    def disturbed(self) -> bool:
+    def is_disturbed(self) -> bool:
         """Whether the machine was too busy for the numbers to mean much."""
         return self.spread > DISTURBED
 
@@ -151,17 +151,17 @@ class Latency(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """What stands first of it, in print and on a picture."""
-        if self.disturbed:
+        """The first line in print and on a picture."""
+        if self.is_disturbed:
             return (
                 f"disturbed: the middle half of the round's times spreads over {self.spread:.0%} of their median; "
-                "what follows is no measurement, run it again on a quiet machine"
+                "these numbers are no measurement, run it again on a quiet machine"
             )
         return f"{milliseconds(self.round_ms)} a round, floor {milliseconds(self.floor.ms)}"
 
 
 def milliseconds(ms: float) -> str:
-    """As they are printed and drawn."""
+    """Milliseconds as text."""
     return f"{ms:,.0f} ms" if abs(ms) >= 100 else f"{ms:.3g} ms"
 
 
@@ -179,12 +179,12 @@ def measure_round(
     execution: Execution | None = None,
     show: Show = lambda done, what: None,
 ) -> Latency:
-    """Measure a round of an algorithm and where its time goes.
+    """Measure the time of a round of an algorithm and of its parts.
 
     evaluate_every  rounds between evaluations, whose cost is spread over them; 0 leaves evaluation out;
     turns           how often every variant is timed, in turns;
-    show            called with the fraction done and what is under way.
-    Raises:         ConfigurationError for what would not run.
+    show            called with the fraction done and the current step.
+    Raises:         ConfigurationError for an invalid run.
     """
     model = model or usual_model(data)
     simulation.check(algorithm, data, 1, model)
@@ -194,11 +194,11 @@ def measure_round(
     others = {} if execution.chunk_size is not None else _portions(algorithm, data, model, execution)
     runs: dict[str, Callable[[], float]] = {}
     compile_s = 0.0
-    everything = {**{name: (*parts, execution) for name, parts in ladder.items()}, **others}
-    for at, (name, (changed_algorithm, changed_model, where)) in enumerate(everything.items()):
-        show(0.5 * at / len(everything), f"compiling {name}")
-        runs[name], spent = _time_rounds(changed_algorithm, data, changed_model, where, seed)
-        compile_s = compile_s or spent
+    cases = {**{name: (*parts, execution) for name, parts in ladder.items()}, **others}
+    for at, (name, (changed_algorithm, changed_model, where)) in enumerate(cases.items()):
+        show(0.5 * at / len(cases), f"compiling {name}")
+        runs[name], seconds = _time_rounds(changed_algorithm, data, changed_model, where, seed)
+        compile_s = compile_s or seconds
     runs["server"] = _server(algorithm, data, model, execution, seed)
     if evaluate_every:
         runs["evaluation"] = _evaluation(data, model, execution)
@@ -217,7 +217,7 @@ def measure_round(
 
 
 def variants(algorithm: Algorithm, model: Model) -> dict[str, tuple[Algorithm, Model]]:
-    """The round, and the round without one part after another; each lacks what those before it lack too."""
+    """The round, and the round without one part after another; each also lacks the parts of those before."""
     local, privatizer, upload = algorithm.local, algorithm.local.privatizer, algorithm.upload
     rounds = {"whole": (algorithm, model)}
     if hasattr(privatizer, "bound") and not privatizer.bound.no_epsilon_reason:
@@ -233,7 +233,7 @@ def variants(algorithm: Algorithm, model: Model) -> dict[str, tuple[Algorithm, M
         algorithm = replace(algorithm, local=local, upload=upload)
         rounds["noise"] = (algorithm, model)
     if not isinstance(local.batches.sampling(2**31 - 1), FullBatch):
-        algorithm = replace(algorithm, local=replace(local, batches=GivenBatches(base=local.batches)))
+        algorithm = replace(algorithm, local=replace(local, batches=ConsecutiveBatches(base=local.batches)))
         rounds["sampling"] = (algorithm, model)
     rounds["gradient"] = (algorithm, Idle(model, reads=True))
     rounds["gather"] = (algorithm, Idle(model, reads=False))
@@ -254,7 +254,7 @@ def _parts(middle: dict[str, float], ladder: list[str], evaluate_every: int) -> 
 def _time_rounds(
     algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, seed: int
 ) -> tuple[Callable[[], float], float]:
-    """Runs some rounds and measures milliseconds of one; and the seconds that compiling took."""
+    """A function that runs some rounds and returns milliseconds per round, and the seconds of compilation."""
     rounds_, state = simulation.initialize(algorithm, data, model, execution, seed=seed)
     held: list[ServerState] = [state]
 
@@ -263,10 +263,10 @@ def _time_rounds(
         began = time.perf_counter()
         held[0], report = rounds_.advance(held[0], start + rounds)
         jax.block_until_ready((held[0], report))
-        spent, done = time.perf_counter() - began, int(held[0].round) - start
-        if done < rounds:  # diverged, which without clipping may be: the next time goes on from a fresh start
+        seconds, done = time.perf_counter() - began, int(held[0].round) - start
+        if done < rounds:  # diverged, as may happen without clipping: start again next time
             held[0] = simulation.initialize(algorithm, data, model, execution, seed=seed)[1]
-        return 1e3 * spent / done
+        return 1e3 * seconds / done
 
     first = run(1)
     usual = run(1)
@@ -277,7 +277,7 @@ def _time_rounds(
 def _server(
     algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution, seed: int
 ) -> Callable[[], float]:
-    """Only the server's moves."""
+    """A timer of the server's steps alone."""
     value = simulation.as_float32_leaves(algorithm)
     state = simulation.begin(value, data, simulation.run_key(seed), model=model)
     params, optimizer, server = execution.place((state.params, state.optimizer, value.server))
@@ -296,7 +296,7 @@ def _server(
 
 
 def _evaluation(data: FederatedData, model: Model, execution: Execution) -> Callable[[], float]:
-    """One evaluation on the test set."""
+    """A timer of one evaluation on the test set."""
     structure, frozen = gradients.split(model)
     placed = execution.place((model.init(jax.random.key(0)), frozen, data))
     params, frozen, stored = execution.on_one_device(placed)
@@ -307,7 +307,7 @@ def _evaluation(data: FederatedData, model: Model, execution: Execution) -> Call
 def _portions(
     algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution
 ) -> dict[str, tuple[Algorithm, Model, Execution]]:
-    """The round with the other portion of clients at once."""
+    """The round with another number of clients at once."""
     members = algorithm.cohort.capacity(data.num_clients)
     share = -(-members // execution.shares)
     used = execution.portion(members, size_of(model), algorithm.cohort.expected_size(data.num_clients))
@@ -318,7 +318,7 @@ def _portions(
 
 
 def _changes(parts: dict[str, float], middle: dict[str, float], evaluate_every: int) -> list[Change]:
-    """What would save most; only `chunk_size` leaves the results as they are."""
+    """The changes that save time, largest first; only `chunk_size` keeps the results."""
     changes = [
         Change(
             "evaluate_every",
@@ -336,6 +336,6 @@ def _changes(parts: dict[str, float], middle: dict[str, float], evaluate_every: 
         if name.startswith("chunk_size"):
             run, number = name.split()
             changes.append(
-                Change(run, f"{number}: so many clients at once on a device, measured", middle["whole"] - ms)
+                Change(run, f"{number}: this many clients at once on a device, measured", middle["whole"] - ms)
             )
     return sorted((change for change in changes if change.saves_ms > 0), key=lambda change: -change.saves_ms)

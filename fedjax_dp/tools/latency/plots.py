@@ -1,4 +1,4 @@
-"""The picture of a round's time. `look` is ax, size and style, see `figures.Look`."""
+"""The picture of a round's time. For `look` see `figures.Look`."""
 
 import os
 from typing import Unpack
@@ -14,9 +14,9 @@ DPI = 150
 def plot_latency(
     latency: Latency, title: str, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]
 ) -> Figure:
-    """A round, its parts, each where the last one ends, and its floor, in milliseconds as they are printed. One panel.
+    """Draw a round, its parts one after another, and its floor, in milliseconds. One panel.
 
-    A part below 0, within the spread, goes to the left; so the parts end where the round does.
+    A negative part, within the spread, goes to the left, so that the parts end where the round does.
     """
     bars, end = [elements.Bar("a round", latency.round_ms, color=styles.TEST)], 0.0
     for name, ms in latency.parts.items():

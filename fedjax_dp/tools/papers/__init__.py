@@ -1,4 +1,4 @@
-"""Papers: cited in full, their theorems, what these claim and what is proved, their tables and figures done again."""
+"""Papers: citations, theorems, verdicts on their claims, and reproductions of their tables and figures."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""Table 1 of adaptive clipping (Andrew et al. 2021, arXiv:1905.03871): fixed cohorts, counted as Poisson ones."""
+"""Table 1 of adaptive clipping (Andrew et al. 2021, arXiv:1905.03871): fixed cohorts, accounted for as Poisson ones."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ DELTA = USERS**-1.1
 
 
 def table() -> Iterator[Callable[[], PaperRow]]:
-    """Its rows, each when it is called for."""
+    """The tasks that compute its rows."""
     for cohort, noise, rounds in (
         (2231, 0.669, 4000),
         (513, 0.513, 1500),

@@ -1,7 +1,7 @@
-"""The papers whose theorems, tables and figures are carried out here, cited in full.
+"""Full citations of the papers whose theorems, tables and figures are reproduced here.
 
-Everywhere else they go by their short names: in text ("cpfed, Theorem 1", "dpnfl's Lemma 2"), as recipes
-("dpnfl/table2"), noise rules and choices of a command. Other works are cited where they are used, by authors and year.
+Elsewhere they have short names: in text ("cpfed, Theorem 1", "dpnfl's Lemma 2"), as recipes ("dpnfl/table2"), noise
+rules and choices of a command. Other works are cited by authors and year where they are used.
 
 >>> CITATIONS["cpfed"].short
 'Hu et al. 2020'
@@ -15,9 +15,9 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Paper:
-    """A publication; what is not known for certain is None."""
+    """A publication; uncertain fields are None."""
 
-    name: str  # by which it goes here
+    name: str  # its short name here
     authors: tuple[str, ...]
     title: str
     venue: str | None = None

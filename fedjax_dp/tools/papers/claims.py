@@ -1,4 +1,4 @@
-"""What the papers' own theorems say of the run at hand, and whether they may be believed. Beside the Guarantee."""
+"""The claims of papers' theorems about a run, with verdicts, in addition to the Guarantee."""
 
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from fedjax_dp.tools.papers.noise import acs_pldp_theorem1, draws_batches, has_a
 
 
 class Subject(NamedTuple):
-    """What a claim is about."""
+    """The run that a claim is about."""
 
     run: PlannedRun
     delta: float
@@ -37,15 +37,15 @@ class Subject(NamedTuple):
         return self.run.rounds
 
     def training(self, participation: str = "schedule") -> list[Event]:
-        """What rounds release to a server that sees every upload."""
+        """The releases of all rounds to a server that sees every upload."""
         return training_events(self.run.with_terms(participation=participation, view="uploads", colluders=0))
 
 
 def claims_about(run: PlannedRun, delta: float, epsilons: tuple[float, ...], ledger: list[Event]) -> tuple[Claim, ...]:
-    """The claims of every paper whose theorem speaks of this combination of parts."""
+    """The claims of every paper whose theorem covers this combination of parts."""
     normal = all(step.is_normal for event in distinct(ledger) for step, _ in event.leaves())
     stays = len(run.noise_levels.factors) == 1
-    if run.algorithm.local.personal or not (normal and stays):  # none speaks of clients' own models, or other noise
+    if run.algorithm.local.personal or not (normal and stays):  # none covers personal models, or other noise
         return ()
     subject = Subject(run, delta, epsilons, ledger)
     return tuple(
@@ -54,7 +54,7 @@ def claims_about(run: PlannedRun, delta: float, epsilons: tuple[float, ...], led
 
 
 def _lower_bound(event: Event, delta: float) -> float:
-    """A lower bound on the true epsilon of an event; 0 where none is known."""
+    """A lower bound on the true epsilon of an event; 0 if none is known."""
     try:
         return accounting.epsilon_of(event, delta, ATTAINED)
     except errors.ConfigurationError:
@@ -62,7 +62,7 @@ def _lower_bound(event: Event, delta: float) -> float:
 
 
 def _without_replacement(algorithm: Algorithm, data: FederatedData) -> bool:
-    """Whether cohorts are uniform samples of one size, all of whom answer."""
+    """Whether cohorts are uniform samples of a fixed size, all of whom reply."""
     hidden, _ = algorithm.cohort.amplification(data.num_clients, 0)
     return isinstance(hidden, WithoutReplacement) and algorithm.cohort.fixed
 
@@ -78,7 +78,7 @@ def _dpnfl(run: Subject) -> tuple[Claim, ...]:
     expected = run.training("expected")
     source = "dpnfl, Lemmas 2-4 (tCDP)"
     try:
-        spent = accounting.epsilons_of(realised, delta, "tcdp")
+        epsilons = accounting.epsilons_of(realised, delta, "tcdp")
         assumed = accounting.epsilons_of(expected, delta, "tcdp")
     except accounting.NotCoveredError as error:
         return (Claim(source, None, delta, Verdict.CONDITIONAL, f"not met, {error.reason}"),)
@@ -89,12 +89,12 @@ def _dpnfl(run: Subject) -> tuple[Claim, ...]:
     else:
         verdict = Verdict.HEURISTIC
         reason = (
-            f"the busiest client took part {counts[busiest] / means[busiest]:.2g} times as often, which by the same "
-            f"lemmas costs it {spent[busiest]:.4g}"
+            f"the busiest client took part {counts[busiest] / means[busiest]:.2g} times as often, for which the same "
+            f"lemmas give {epsilons[busiest]:.4g}"
         )
         if max(run.epsilons) <= assumed[busiest]:
-            reason += f"; the number is above the proved {max(run.epsilons):.4g} all the same"
-    first = Claim(f"{source} at realised participation", max(spent), delta, Verdict.HOLDS, "all conditions met")
+            reason += f"; the number is still above the proved {max(run.epsilons):.4g}"
+    first = Claim(f"{source} at realised participation", max(epsilons), delta, Verdict.HOLDS, "all conditions met")
     if not _without_replacement(algorithm, run.data):
         return (first,)
     return (
@@ -122,12 +122,12 @@ def _cpfed(run: Subject) -> tuple[Claim, ...]:
         verdict = Verdict.CONDITIONAL
         reason = f"counts the mean number of rounds; {proved:.4g} is proved for the busiest client"
     if steps > 1:
-        reason += "; with more than one local step the cohort's noise does not add up as it assumes"
+        reason += "; with more than one local step the cohort's noise does not add up as assumed"
     return (Claim("cpfed, Theorem 1 (zCDP, secure sum)", claimed, run.delta, verdict, reason),)
 
 
 def _dp_fedavg_output(run: Subject) -> tuple[Claim, ...]:
-    """dp_fedavg_output's Theorem 1 for one round, from the algorithm's noise, for the client it promises least."""
+    """dp_fedavg_output's Theorem 1 for one round, from the algorithm's noise, for the client with the largest claim."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
     if not noises_uploads(algorithm):
         return ()
@@ -163,12 +163,12 @@ def _dp_fedavg_output(run: Subject) -> tuple[Claim, ...]:
 
 
 def _acs_pldp(run: Subject) -> tuple[Claim, ...]:
-    """acs_pldp's Theorem 1 with constant 1, for the client whose proved epsilon exceeds its claim most."""
+    """acs_pldp's Theorem 1 with constant 1, for the client whose proved epsilon exceeds the claim most."""
     algorithm, privatizer = run.algorithm, run.algorithm.local.privatizer
     if not has_acs_pldp_theorem1(algorithm):
         return ()
     needed = acs_pldp_theorem1(algorithm, run.data, run.rounds, run.delta)
-    ledger = run.training()  # the claim is about it alone
+    ledger = run.training()  # the claim covers only training
     proved = accounting.epsilons_of(ledger, run.delta)
     noises = privatizer.client_noise(run.data.num_clients)
     if 0 in noises:

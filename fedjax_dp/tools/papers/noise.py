@@ -1,4 +1,4 @@
-"""The noise that the papers' own theorems, or their code, ask for. What it really gives, the Guarantee says."""
+"""The noise that papers' theorems or code prescribe. The Guarantee has the epsilon that it really gives."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -15,16 +15,16 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.tools.papers import theorems
 
 
-def prescribed(
+def prescribed_noise(
     paper: str, algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: Sequence[float], delta: float
 ) -> np.ndarray:
-    """Noise multipliers `(num_clients,)` by the theorem of `paper`, one of PRESCRIBED, for these budgets.
+    """Noise multipliers `(num_clients,)` by the theorem of `paper`, one of NOISE_THEOREMS, for these budgets.
 
-    Its conditions are not checked: where the paper ignores them, so does its recipe.
-    Raises: ConfigurationError if the theorem does not speak of these parts.
+    The theorem's conditions are not checked, since a paper's recipe may ignore them.
+    Raises: ConfigurationError if the theorem does not cover these parts.
     """
-    theorem = PRESCRIBED[paper]
-    if not theorem.speaks_of(algorithm):
+    theorem = NOISE_THEOREMS[paper]
+    if not theorem.covers(algorithm):
         raise errors.refuse("sigma_mode", paper, f"used with {theorem.parts}", "leave it out")
     return theorem.noise(algorithm, data, rounds, np.asarray(epsilons, float), delta)
 
@@ -32,30 +32,30 @@ def prescribed(
 class Theorem(NamedTuple):
     """A paper's rule for the noise."""
 
-    parts: str  # that it is about, in words
-    speaks_of: Callable[[Algorithm], bool]
+    parts: str  # that it covers, in words
+    covers: Callable[[Algorithm], bool]
     noise: Callable[[Algorithm, FederatedData, int, np.ndarray, float], np.ndarray]
 
 
 def has_acs_pldp_theorem1(algorithm: Algorithm) -> bool:
-    """Whether acs_pldp's Theorem 1 speaks of these parts: draws with replacement, equal batches, noise on records."""
+    """Whether acs_pldp's Theorem 1 covers these parts: draws with replacement, equal batches, noise on records."""
     return not algorithm.cohort.base.at_most_once and noises_steps(algorithm) and draws_batches(algorithm)
 
 
 def noises_uploads(algorithm: Algorithm) -> bool:
-    """Whether dp_fedavg_output's Theorem 1 speaks of these parts: noise on what is uploaded, batches of one size."""
+    """Whether dp_fedavg_output's Theorem 1 covers these parts: noise on uploads, batches of a fixed size."""
     return algorithm.local.privatizer.on_upload and draws_batches(algorithm)
 
 
 def draws_batches(algorithm: Algorithm) -> bool:
-    """Whether batches are of one size, drawn afresh without replacement."""
+    """Whether batches have a fixed size and are independent draws without replacement."""
     return isinstance(algorithm.local.batches.sampling(2**31), WithoutReplacement)
 
 
 def acs_pldp_theorem1(algorithm: Algorithm, data: FederatedData, rounds: int, delta: float) -> np.ndarray:
     """Noise multipliers at epsilon 1 by acs_pldp's Theorem 1, constant 1, `(num_clients,)`; they scale by 1 / epsilon.
 
-    In units of the clip norm: acs_pldp's sensitivity is 2C/m, whatever is clipped.
+    In units of the clipping norm: acs_pldp's sensitivity is 2C/m.
     """
     cohort: Any = algorithm.cohort.base
     batches = algorithm.local.batches
@@ -85,7 +85,7 @@ def _clips_fixed(algorithm: Algorithm) -> bool:
 def _dpnfl_lemma2(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    """dpnfl, Lemmas 2 to 4, which count each client's mean number of rounds."""
+    """dpnfl, Lemmas 2 to 4, with each client's mean number of rounds."""
     batch, rates = algorithm.local.batches.divisor, algorithm.cohort.rates(np.asarray(data.shares, float))
     steps = rounds * np.broadcast_to(np.asarray(rates, float), (data.num_clients,)) * algorithm.local.steps
     of_clients = zip(epsilons, np.asarray(data.sizes).tolist(), steps, strict=True)
@@ -95,7 +95,7 @@ def _dpnfl_lemma2(
 def _cpfed_theorem1(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    """cpfed, Theorem 1: the whole cohort's noise protects every step where sums are secure, else each its own."""
+    """cpfed, Theorem 1: with secure sums the whole cohort's noise protects every step, else the client's own."""
     batches = algorithm.local.batches
     batch, members = batches.divisor(data.largest), algorithm.cohort.capacity(data.num_clients)
     setting = theorems.Cpfed(rounds, algorithm.local.steps, data.num_clients, members, batch)
@@ -106,7 +106,7 @@ def _cpfed_theorem1(
 def _dp_fedavg_output_theorem1(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    """dp_fedavg_output, Theorem 1: budgets of one round; noise in units of how far clipped steps go, not 4 Q G eta."""
+    """dp_fedavg_output, Theorem 1: budgets per round; noise in units of the clipped steps' reach, not 4 Q G eta."""
     batches = algorithm.local.batches
     steps, rates = algorithm.local.steps, np.asarray(algorithm.local.rates(0, data.largest), float)
     unit = 4 * steps * last_rates(algorithm, data.largest, 1)[0] / rates.sum()
@@ -117,24 +117,24 @@ def _dp_fedavg_output_theorem1(
 
 
 def takes_passes(algorithm: Algorithm) -> bool:
-    """Whether noisy steps take batches of shuffled passes, as the code of mr_mtl's authors does."""
+    """Whether noisy steps use batches of shuffled passes, as the code of mr_mtl's authors does."""
     return clips_records(algorithm) and isinstance(algorithm.local.batches.sampling(2**31), Shuffled)
 
 
 def _mr_mtl_code(
     algorithm: Algorithm, data: FederatedData, rounds: int, epsilons: np.ndarray, delta: float
 ) -> np.ndarray:
-    """The noise that the code of mr_mtl's authors finds, by Renyi DP; one pass is one of their epochs."""
+    """The noise that the code of mr_mtl's authors computes, by Renyi DP; one pass is one of their epochs."""
     batches, passes = algorithm.local.batches, rounds * algorithm.local.steps
     find = functools.cache(
         lambda epsilon, records: noise_multiplier_for(
-            theorems.mr_mtl_counted(batches.divisor(records), records, passes), epsilon, delta, "rdp"
+            theorems.mr_mtl_steps(batches.divisor(records), records, passes), epsilon, delta, "rdp"
         )
     )
     return np.array([find(*of_client) for of_client in zip(epsilons.tolist(), np.asarray(data.sizes).tolist())])
 
 
-PRESCRIBED = {
+NOISE_THEOREMS = {
     "dpnfl": Theorem("noise on batches of clipped records, such as dpnfl's", _clips_fixed, _dpnfl_lemma2),
     "cpfed": Theorem("noise on batches of clipped records, such as cpfed's", _clips_fixed, _cpfed_theorem1),
     "acs_pldp": Theorem(

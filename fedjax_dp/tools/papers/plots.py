@@ -1,4 +1,4 @@
-"""A picture of the papers' claims. `look` is ax, size and style, see `figures.Look`."""
+"""The picture of the papers' claims. For `look` see `figures.Look`."""
 
 import os
 from collections.abc import Sequence
@@ -16,15 +16,15 @@ VERDICTS = {
     "heuristic": ("#d39a2d", "D"),
     "wrong": ("#c23b4b", "X"),
 }
-SETTINGS = 24  # of claims that are all named
+SETTINGS = 24  # of claims; more are not all named
 
 
 def plot_claims(
     rows: Sequence[PaperRow], path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]
 ) -> Figure:
-    """Each paper's noise over the noise that suffices, by verdict, one panel. Below 1 is too little noise.
+    """Draw each paper's noise over the noise that suffices, by verdict, in one panel. Below 1 is too little noise.
 
-    A row is one claim, and a dot in it one setting; of more than 24 settings the ends of each row are named.
+    A row is a claim and a dot a setting; with more than 24 settings only the ends of each row are named.
     """
     groups: dict[tuple[str, str], list[PaperRow]] = {}
     for row in rows:
@@ -48,7 +48,7 @@ def plot_claims(
         panel.set_yticks(middles, names, fontsize=styles.SMALL)
         panel.tick_params(axis="y", length=0)
         panel.set(ylim=(top - 0.5, -0.5), xscale="log")
-        panel.set_xlabel("noise by the paper / noise that suffices\n(below 1: too little; above 1: more than needed)")
+        panel.set_xlabel("noise of the paper / noise that suffices\n(below 1: too little; above 1: more than needed)")
         panel.margins(x=0.4)  # for the names of settings
         panel.axvline(1, color=styles.ink(), lw=0.8)
         elements.plain_log(panel.xaxis)
@@ -58,12 +58,12 @@ def plot_claims(
             if verdict in present:
                 panel.plot([], [], marker, color=color, label=verdict)
         elements.legend_below(panel, len(VERDICTS))
-        page.note("of one record of one client, replace-one")
+        page.note("for one record of one client, replace-one neighbours")
     return page.figure
 
 
 def _claim(panel: Any, group: Sequence[PaperRow], top: float, all_named: bool) -> None:
-    """A claim's settings as dots, one below the other, with names beside them."""
+    """Draw a claim's settings as dots with names, one below the other."""
     ratios = [row.noise_ratio or 1.0 for row in group]
     ends = {ratios.index(min(ratios)), ratios.index(max(ratios))}
     for place, (row, ratio) in enumerate(zip(group, ratios)):

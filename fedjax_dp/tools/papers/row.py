@@ -1,4 +1,4 @@
-"""A claim of a paper on one of its own settings, as a row of a table."""
+"""A claim of a paper on one of its settings, as a row of a table."""
 
 import dataclasses
 import math
@@ -15,9 +15,9 @@ class PaperRow:
     paper: str
     setting: str
     claim: Claim
-    provable: float | None  # epsilon that the rigorous accountant proves of the paper's noise, at the claim's delta
-    noise: float | None = None  # that the paper's calibration asks for
-    tight: float | None = None  # that the rigorous accountant asks for, at the same budget
+    provable: float | None  # epsilon that the rigorous accountant proves for the paper's noise, at the claim's delta
+    noise: float | None = None  # of the paper's calibration
+    tight: float | None = None  # of the rigorous accountant's calibration, at the same budget
     noise_unit: str = ""
     details: dict[str, float] = dataclasses.field(default_factory=dict)
 

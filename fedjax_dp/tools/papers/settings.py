@@ -1,4 +1,4 @@
-"""The papers' claims on the papers' own configurations: what they say, what can be proved, and the verdict."""
+"""The papers' claims on their own configurations, with the provable epsilon and the verdict."""
 
 import functools
 import importlib.resources
@@ -27,11 +27,11 @@ from fedjax_dp.tools.papers.row import PaperRow
 from fedjax_dp.tools.papers.wang import WANG_RDP
 
 RO = Adjacency.REPLACE_ONE
-LEAST_DELTA = 1e-300  # stands for a theorem's delta that is smaller
+LEAST_DELTA = 1e-300  # replaces a smaller delta of a theorem
 
 
 def claim_rows(paper: str | None = None, progress: Callable[[int, int], None] | None = None) -> list[PaperRow]:
-    """The rows of one paper, or of all. `progress` is called with (rows done, rows in all)."""
+    """The rows of one paper, or of all. `progress` is called with (rows done, total rows)."""
     if paper is not None:
         errors.require_choice("paper", paper, PAPERS)
     tasks = [task for name, listed in PAPERS.items() if paper in (None, name) for task in listed()]
@@ -108,7 +108,7 @@ def _dpnfl_theorem5(setting: str, batch: int, records: int, participations: int,
         "one point of the curve, not a calibration: whatever the noise, its epsilon stays between the two bounds, so "
         f"the target {BUDGET_DPNFL[0]} is out of reach"
     )
-    claim = Claim("Theorem 5", epsilon, max(delta, LEAST_DELTA), Verdict.HOLDS, reason)  # a larger delta is as true
+    claim = Claim("Theorem 5", epsilon, max(delta, LEAST_DELTA), Verdict.HOLDS, reason)  # true for a larger delta too
     bounds = {"lowest_epsilon": limit / 2, "highest_epsilon": limit}
     return PaperRow("dpnfl", setting, claim, None, noise / batch, None, "sigma on the mean gradient, G = 1", bounds)
 
@@ -154,14 +154,14 @@ def _cpfed_theorem1(config: theorems.Cpfed, secure: bool) -> PaperRow:
     always = _fixed_size(batch, RECORDS_CPFED, config.local_steps * rounds)
     tight, tight_always = (noise_multiplier_for(e, epsilon, delta) / batch for e in (event, always))
     provable = epsilon_of(event.scaled(sigma * batch), delta)
-    if batch == RECORDS_CPFED:  # full batches: the client that is drawn in every round, where the mean fails
+    if batch == RECORDS_CPFED:  # full batches: a client drawn in every round, where the mean fails
         provable, tight = epsilon_of(always.scaled(sigma * batch), delta), tight_always
     details = {
         "tight_every_round": tight_always,
         "epsilon_every_round": epsilon_of(always.scaled(sigma * batch), delta),
     }
     if secure:
-        # what would do if the cohort's noises added up over all local steps
+        # sufficient if the cohort's noise added up over all local steps
         details["tight_if_noises_added"] = tight / math.sqrt(config.cohort_size)
         details["ratio_if_noises_added"] = sigma * math.sqrt(config.cohort_size) / tight
         verdict, reason = _cpfed_judge_secure(config, sigma, delta)
@@ -227,7 +227,7 @@ def _acs_theorem1(data: str, records: int, draws: int, participations: int, cons
         constant=constant,
     )
     event = _fixed_size(batch, records, count)
-    # the paper keeps a quarter of delta for clients drawn more often than T*
+    # the paper reserves a quarter of delta for clients drawn more often than T*
     tight = noise_multiplier_for(event, epsilon, 0.75 * DELTA_ACS) / 2
     spent = event.scaled(2 * noise)
     provable, attained = epsilon_of(spent, DELTA_ACS), epsilon_of(spent, DELTA_ACS, ATTAINED)
@@ -343,10 +343,10 @@ def _mr_mtl() -> Tasks:
 
 def _mr_mtl_code(records: int) -> PaperRow:
     (epsilon, delta), batch = BUDGET_MR_MTL, min(BATCH_MR_MTL, records)
-    noise = noise_multiplier_for(theorems.mr_mtl_counted(batch, records, ROUNDS_MR_MTL), epsilon, delta, "rdp")
+    noise = noise_multiplier_for(theorems.mr_mtl_steps(batch, records, ROUNDS_MR_MTL), epsilon, delta, "rdp")
     run = GaussianSteps(1.0, Shuffled(batch, records), RO, ROUNDS_MR_MTL * (records // batch))
     tight, provable = noise_multiplier_for(run, epsilon, delta), epsilon_of(run.scaled(noise), delta)
-    in_public = GaussianSteps(noise, FullBatch(), Adjacency.ADD_REMOVE, ROUNDS_MR_MTL)  # a record left out of its batch
+    in_public = GaussianSteps(noise, FullBatch(), Adjacency.ADD_REMOVE, ROUNDS_MR_MTL)  # a record not in its batch
     least = epsilon_of(in_public, delta, ATTAINED)
     reason = "needs a record that is added or removed, where others ask for one that is exchanged"
     if batch < records:
@@ -360,7 +360,7 @@ def _mr_mtl_code(records: int) -> PaperRow:
     return PaperRow("mr_mtl", f"School, n={records}, T={ROUNDS_MR_MTL}", claim, provable, noise, tight, unit)
 
 
-# DPFedAvg and DP-SGD: the moments accountant on what was not sampled as it assumes --------------------------------
+# DPFedAvg and DP-SGD: the moments accountant on other sampling than it assumes --------------------------------
 
 
 def _moments() -> Tasks:
@@ -398,5 +398,5 @@ PAPERS: dict[str, Callable[[], Tasks]] = {
 }
 
 _WORDS = tomllib.loads(importlib.resources.files("fedjax_dp.tools.papers").joinpath("claims.toml").read_text("utf-8"))
-SYMBOLS: dict[str, str] = _WORDS["symbols"]  # what the papers' letters stand for, by paper
-DETAILS: dict[str, str] = _WORDS["details"]  # what `PaperRow.details` are, by name
+SYMBOLS: dict[str, str] = _WORDS["symbols"]  # meaning of the papers' symbols, by paper
+DETAILS: dict[str, str] = _WORDS["details"]  # meaning of `PaperRow.details`, by name

@@ -1,7 +1,7 @@
-"""The privacy theorems of the papers, as they stand. What they are worth: `settings` and `claims`.
+"""The privacy theorems of the papers as printed; `settings` and `claims` have verdicts on them.
 
-Noise is named as the papers name it: `sigma` is the standard deviation on the *mean* gradient of a batch, with clip
-norm (G, L or C) 1; the noise multiplier of `events` is sigma times the batch size.
+Noise has the papers' names: `sigma` is the standard deviation on the *mean* gradient of a batch, with clipping norm (G,
+L or C) 1; the noise multiplier of `events` is sigma times the batch size.
 """
 
 import dataclasses
@@ -33,10 +33,10 @@ def tcdp_of(steps: GaussianSteps) -> Tcdp:
     return total(steps, lambda step: step.tcdp())
 
 
-def mr_mtl_counted(batch: int, records: int, passes: int) -> GaussianSteps:
-    """What the code of mr_mtl's authors counts for passes over a client's records in batches of so many, noise 1.
+def mr_mtl_steps(batch: int, records: int, passes: int) -> GaussianSteps:
+    """The steps that the code of mr_mtl's authors accounts for: passes over a client's records in batches, noise 1.
 
-    Each whole batch of a pass stands for a Poisson sample, of which a record is added or removed.
+    Each full batch of a pass counts as a Poisson sample under add-remove.
     """
     sampling = Poisson(batch / records) if batch < records else FullBatch()
     return GaussianSteps(1.0, sampling, Adjacency.ADD_REMOVE, passes * (records // batch))
@@ -66,7 +66,7 @@ def dpnfl_lemma2_noise(epsilon: float, delta: float, sampling: WithoutReplacemen
 
 
 def dpnfl_noise_as_printed(epsilon: float, delta: float, batch_size: int, records: int, count: float) -> float:
-    """The same without its conditions."""
+    """dpnfl's calibration without its conditions."""
     return batch_size * math.sqrt(26 * count / zcdp_budget(epsilon, delta)) / records
 
 
@@ -81,7 +81,7 @@ class Cpfed:
     batch_size: int
 
     def rho_of_round(self, sigma: float, *, secure: bool, colluders: int = 0) -> float:
-        """zCDP of one round taken part in: 2 tau L^2 / (B^2 sigma^2), over the honest cohort if sums are secure."""
+        """zCDP of one participation: 2 tau L^2 / (B^2 sigma^2), divided by the honest cohort if sums are secure."""
         honest = self.cohort_size - colluders if secure else 1
         return 2 * self.local_steps / (honest * self.batch_size**2 * sigma**2)
 
@@ -94,14 +94,14 @@ class Cpfed:
         return zcdp_epsilon_standard(self.rho(sigma, secure=secure), delta)
 
     def sigma(self, epsilon: float, delta: float, *, secure: bool) -> float:
-        """The noise that Theorem 1 asks for."""
+        """The noise of Theorem 1 for a budget."""
         return math.sqrt(self.rho(1.0, secure=secure) / zcdp_budget(epsilon, delta))
 
 
 def acs_pldp_lemma1(draws: int, rate: float, tail: float, slope: float = LOGISTIC_SLOPE) -> float:
     """acs_pldp's bound on participations: mean + ln((1 - tail) / tail) sqrt(draws q (1 - q)) / k.
 
-    A normal law in place of the binomial, a logistic curve in place of the normal: too small where draws * q is small.
+    It approximates the binomial by a normal law, and that by a logistic curve: too small if draws * q is small.
     Source: acs_pldp, Lemma 1 and equation (4).
     """
     errors.require_in_unit_interval("the tail probability", tail)
@@ -118,7 +118,7 @@ def acs_pldp_theorem1_noise(
     """acs_pldp's Theorem 1, in units of its sensitivity 2C/m: s sqrt(T* E ln(1/delta') ln(1/delta'')) / epsilon.
 
     `draws` is K R; delta' = delta / (2 K R), delta'' = delta / 4. The paper prints an order of magnitude only.
-    `constant` 1 takes it literally; 2 restores the two factors sqrt(2), and 1.25 / delta', of the theorems it rests on.
+    `constant` 1 takes it literally; 2 restores the two factors sqrt(2), and 1.25 / delta', of its theorems.
     """
     errors.require_positive("epsilon", epsilon)
     inner, outer = delta / (2 * draws), delta / 4
@@ -136,7 +136,7 @@ def dp_fedavg_output_theorem1_noise(epsilon: float, delta: float, rate: float) -
 
 
 def dp_fedavg_output_theorem2_epsilon(epsilon: float, rate: float, participations: float) -> float:
-    """dp_fedavg_output's Theorem 2: c0 q epsilon sqrt(K / (1 - q)) after K rounds taken part in; c0 is taken for 1."""
+    """dp_fedavg_output's Theorem 2: c0 q epsilon sqrt(K / (1 - q)) after K participations, with c0 = 1."""
     return rate * epsilon * math.sqrt(participations / (1 - rate))
 
 

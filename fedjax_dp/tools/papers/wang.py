@@ -1,4 +1,4 @@
-"""Renyi DP of fixed-size batches as papers count it; accountant `rdp` is tighter."""
+"""Renyi DP of fixed-size batches as in papers; the accountant `rdp` is tighter."""
 
 import functools
 import math
@@ -48,7 +48,7 @@ def _moments(rate: float, noise: float, top: int) -> np.ndarray:
     second = min(math.log(4) + _log_expm1(2 * rho), math.log(2) + 2 * rho)
     powers = orders[1:]
     later = math.log(2) + powers * (powers - 1) * rho  # Theorem 9
-    if noise >= LEAST_RESOLVED:  # Theorem 27, which is closer where noise hides anything
+    if noise >= LEAST_RESOLVED:  # Theorem 27, which is tighter unless noise is tiny
         pair, evens = GaussianPair(noise, 1.0), np.arange(2, top + 2, 2)
         x, weights = panels(pair, evens[-1])
         ratio = np.log(np.abs(np.expm1(np.minimum(pair.loss(x), 700.0))))

@@ -35,19 +35,19 @@ def of_content(content: Mapping[str, Any]) -> Report:
     blocks.append(FactList(_attack(content)))
     sections = [_result(content), Section("The attack", blocks), *shared.guarantee_sections(content["guarantee"])]
     sections += [_cost(content), shared.setting(config, content)]
-    what = f"{config['algorithm']} on {config['dataset']}" if config else "an algorithm of Python"
+    what = f"{config['algorithm']} on {config['dataset']}" if config else "an algorithm written in Python"
     lead = f"An attack of {content['trials']:,} trials on client {_client(content)}, seed {content['seed']}"
     return Report(KIND, f"Audit of {what}", lead, sections, data)
 
 
 def _client(content: Mapping[str, Any]) -> Any:
-    """The name of the audited client; its number in files of before there were names."""
+    """The name of the audited client; its number in files from versions without names."""
     return content.get("client_name", content["client"])
 
 
 def _result(content: Mapping[str, Any]) -> Section:
     violated, sure = content["violated"], f"{100 * content['confidence']:.4g}%"
-    tested = "claimed, and tested" if content["claim"] is not None else "stated, and tested"
+    tested = "claimed and tested" if content["claim"] is not None else "stated and tested"
     items = [
         ("verdict", "violated" if violated else "consistent", f"with confidence {sure}"),
         ("proved", f"≥ {content['epsilon_lower']:.4g}", "epsilon, a lower bound"),
@@ -56,7 +56,7 @@ def _result(content: Mapping[str, Any]) -> Section:
             f"≤ {in_words(content['epsilon_tested'])}",
             f"epsilon, {tested}",
         ),
-        ("delta", in_words(content["delta"]), "of both"),
+        ("delta", in_words(content["delta"]), "of both bounds"),
     ]
     lines = [shared.sentence(content["verdict"].removeprefix("VIOLATED: "))]
     blocks: list[Block] = [Tiles(items), Prose(lines, "Violated" if violated else "")]
@@ -68,9 +68,9 @@ def _result(content: Mapping[str, Any]) -> Section:
 
 def _figure(rows: Rows) -> Figure:
     about = (
-        "A lower bound to the right of the promise breaks it; the verdict looks at the whole mechanism beside. One "
-        "bound takes noise and sampling to be of the stated kind, and only their size to be in doubt; the other holds "
-        "for any mechanism."
+        "A lower bound to the right of the promise breaks it; the verdict also compares the error rates. The bound for "
+        "the stated kind trusts the kind of noise and sampling and tests only their size. The other bound holds for "
+        "any mechanism."
     )
     kinds = [kind for kind in tables.KINDS if any(row["kind"] == kind for row in rows)]
     kind = charts.names("kind", kinds, "circle")
@@ -88,8 +88,8 @@ def _figure(rows: Rows) -> Figure:
 
 def _trade_off() -> Figure:
     about = (
-        "How often the attack saw a canary that was not there, and missed one that was. An attack below the lower "
-        "curve would break the promise. The Guarantee's own curve lies above it: it knows the mechanism."
+        "How often the attack reported a canary that was absent, and missed one that was present. An attack below the "
+        "lower curve would break the promise. The curve of the Guarantee lies higher, since it knows the mechanism."
     )
     x = charts.axis("false_positive", "false alarms", ".0%", domain=[0, 1])
     y = charts.axis("false_negative", "missed canaries", ".0%", domain=[0, 1])
@@ -111,32 +111,32 @@ def _trade_off() -> Figure:
 
 
 def _attack(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What was done, in facts."""
+    """The settings of the attack and its counts."""
     facts: list[tuple[str, Any]] = [
         ("audited client", _client(content)),
         ("canary", content["canary"]),
         ("attack", content.get("attack")),
-        ("other gradients", content.get("others")),
+        ("gradients of other records", content.get("others")),
         ("trials", content["trials"]),
-        ("used to choose the attack", content.get("pilot_trials")),
+        ("trials that chose the attack", content.get("pilot_trials")),
         (
-            "the noise is at most",
+            "noise at most",
             None if content["noise_at_most"] is None else f"{content['noise_at_most']:.3g} times what is stated",
         ),
     ]
     errors = content.get("errors")
     if errors:
-        facts.append(("canary seen without one", f"{errors['false_positives']:,} of {errors['negatives']:,}"))
-        facts.append(("canary missed", f"{errors['false_negatives']:,} of {errors['positives']:,}"))
+        facts.append(("false alarms", f"{errors['false_positives']:,} of {errors['negatives']:,}"))
+        facts.append(("missed canaries", f"{errors['false_negatives']:,} of {errors['positives']:,}"))
     if "guesses" in content:
-        facts.append(("right guesses", f"{content['correct']:,} of {content['guesses']:,}"))
+        facts.append(("correct guesses", f"{content['correct']:,} of {content['guesses']:,}"))
         facts.append(("canaries", content["canaries"]))
     return [(label, value) for label, value in facts if value is not None]
 
 
 def _cost(content: Mapping[str, Any]) -> Section:
-    blocks: list[Block] = [FactList([("time in all", duration(content["seconds"])), ("repeat", content["repeat"])])]
+    blocks: list[Block] = [FactList([("total time", duration(content["seconds"])), ("repeat", content["repeat"])])]
     if content["refuted_claims"]:
         rows = [[line] for line in content["refuted_claims"]]
         blocks.append(Grid("Claims of papers that the lower bound contradicts", ["claim"], rows))
-    return Section("Time, and how to repeat it", blocks)
+    return Section("Time, and how to repeat the audit", blocks)

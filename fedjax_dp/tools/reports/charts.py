@@ -1,4 +1,4 @@
-"""Vega-Lite: the shapes of charts that reports share. Colours, fonts and sizes are the page's."""
+"""Vega-Lite specs that reports share. The page sets colours, fonts and sizes."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ DASHES: Sequence[list[int]] = ([1, 0], [7, 3], [2, 3], [9, 3, 2, 3], [4, 2])
 
 
 def chart(**parts: Any) -> Spec:
-    """A chart as wide as the page lets it be."""
+    """A chart as wide as the page."""
     return {"width": "container", "height": HEIGHT, "autosize": {"type": "fit-x", "contains": "padding"}, **parts}
 
 
@@ -37,7 +37,7 @@ def axis(field: str, title: str, number: str = "", zero: bool = True, **scale: A
 
 
 def names(field: str, domain: Sequence[str], symbol: str = "stroke", *, legend: bool = True, **scale: Any) -> Spec:
-    """A channel of words in their order, by colour, dashes or shape; `symbol` is that of its legend."""
+    """A channel of words in their order, by colour, dashes or shape; `symbol` is the mark in the legend."""
     shown = LEGEND | {"symbolType": symbol} if legend else None
     return {"field": field, "type": "nominal", "scale": {"domain": list(domain), **scale}, "legend": shown}
 
@@ -52,26 +52,26 @@ def tips(*fields: tuple[str, str, str]) -> list[Spec]:
 
 
 def line(width: float = 2, **encoding: Any) -> Spec:
-    """A layer of lines, which screen readers pass over: points say the same."""
+    """A layer of lines. Screen readers skip it, since the points carry the same data."""
     return {"mark": {"type": "line", "aria": False, "strokeWidth": width}, "encoding": encoding}
 
 
 def rule(width: float, opacity: float, where: str = "", **encoding: Any) -> Spec:
-    """A layer of bars between two ends, of the rows `where` both are known."""
+    """A layer of bars between two ends, for rows whose field `where` is known."""
     known = {"transform": [{"filter": f"isValid(datum.{where})"}]} if where else {}
     mark = {"type": "rule", "strokeWidth": width, "opacity": opacity, "aria": False}
     return {**known, "mark": mark, "encoding": encoding}
 
 
 def across(value: float) -> Spec:
-    """A layer with a line over the whole width: for every row the same, as a row of its own would lack their fields."""
+    """A layer with one line over the whole width, drawn for every row: a separate row would lack their fields."""
     place = {"x": {"value": 0}, "x2": {"value": "width"}, "y": {"datum": value}, "color": {"value": "gray"}}
     mark = {"type": "rule", "strokeDash": [4, 3], "aria": False}
     return {"mark": mark, "encoding": place}
 
 
 def points(size: float, tooltip: list[Spec], **encoding: Any) -> Spec:
-    """A layer of points that say what they are."""
+    """A layer of points with tooltips."""
     return {"mark": POINT | {"size": size}, "encoding": {"tooltip": tooltip, **encoding}}
 
 
@@ -82,7 +82,7 @@ def rows_of_names(field: str, limit: int, **axis: Any) -> Spec:
 
 
 def curves(data: str, fields: Mapping[str, str], y: Spec, number: str = ".4g") -> Spec:
-    """Fields of rows against their round, a line each, distinct in colour and dashes; gaps where a field is null."""
+    """Fields against the round, one line each in its own colour and dashes; a field that is null leaves a gap."""
     several, labels = len(fields) > 1, list(fields.values())
     label = "datum.field"
     for field, name in fields.items():

@@ -1,6 +1,6 @@
-"""What a report holds: sections of blocks, and the rows that its figures are drawn from.
+"""A report: sections of blocks, and the rows that its figures are drawn from.
 
-A block makes its own HTML by `tag`, which escapes whatever is not made by it. Rows are kept apart, once, as JSON.
+A block makes its HTML with `tag`, which escapes everything that `tag` did not make. Rows are stored once, as JSON.
 """
 
 import html
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 Rows = list[dict[str, Any]]
 PROBE = "probe"
-PROBE_MEANS = "the simulator's own view, released to nobody"
+PROBE_MEANS = "a diagnostic of the simulator, not covered by epsilon"
 
 
 class Block(Protocol):
@@ -41,11 +41,11 @@ class Report(NamedTuple):
 
 
 class Markup(str):
-    """HTML as `tag` makes it, which is not escaped again."""
+    """HTML that `tag` made and does not escape again."""
 
 
 def text(what: Any) -> Markup:
-    """What a user may have named, as HTML; in ASCII, so that no encoding can change it."""
+    """A value as escaped HTML, in ASCII so that no encoding can change it."""
     return (
         what
         if isinstance(what, Markup)
@@ -54,15 +54,15 @@ def text(what: Any) -> Markup:
 
 
 def tag(name: str, *inside: Any, **attributes: Any) -> Markup:
-    """An element with all inside it escaped; of names of attributes `_` is a line, and None leaves one out.
+    """An element with its content escaped. In names of attributes `_` becomes `-`; None leaves an attribute out.
 
     >>> tag("p", "a < b", id="x", data_key=1, hidden=False)
     '<p id="x" data-key="1">a &lt; b</p>'
     """
-    given = {key.strip("_").replace("_", "-"): value for key, value in attributes.items()}
+    named = {key.strip("_").replace("_", "-"): value for key, value in attributes.items()}
     words = "".join(
         f" {key}" if value is True else f' {key}="{text(value)}"'
-        for key, value in given.items()
+        for key, value in named.items()
         if value is not None and value is not False
     )
     content = "".join(map(text, inside))
@@ -73,7 +73,7 @@ VOID = ("img", "input")
 
 
 def in_words(value: Any) -> str:
-    """A number, truth value or list as people read it; nothing is a dash."""
+    """A number, truth value or list for people; None is a dash."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "–"
     if isinstance(value, bool):
@@ -87,8 +87,8 @@ def in_words(value: Any) -> str:
     return str(value)
 
 
-def chosen(value: Any) -> str:
-    """A value that somebody chose, whole: two that differ read differently."""
+def exact(value: Any) -> str:
+    """A configured value in full, so that two different values never look the same."""
     if not isinstance(value, float) or not math.isfinite(value):
         return in_words(value)
     short = f"{value:g}"
@@ -101,7 +101,7 @@ def percent(value: float | None, digits: int = 1) -> str:
 
 
 class Tiles(NamedTuple):
-    """The few numbers that a reader came for: label, value, and what it is of."""
+    """The most important numbers: label, value, and a short explanation."""
 
     items: Sequence[tuple[str, str, str]]
 
@@ -114,7 +114,7 @@ class Tiles(NamedTuple):
 
 
 class FactList(NamedTuple):
-    """Labels and what they say; `wide`: a line each, for what takes more than a few words."""
+    """Labels and values; `wide` gives each its own line, for values of more than a few words."""
 
     items: Sequence[tuple[str, Any]]
     wide: bool = False
@@ -125,7 +125,7 @@ class FactList(NamedTuple):
 
 
 class Prose(NamedTuple):
-    """Paragraphs; `tone` is what stands before each, in words: Warning, Missing, or nothing."""
+    """Paragraphs; `tone` is a word before each of them: Warning, Missing, or nothing."""
 
     lines: Sequence[str]
     tone: str = ""
@@ -148,8 +148,10 @@ LONG, SHORT = 40, 16  # letters of a cell
 
 
 class Grid(NamedTuple):
-    """A table; numbers stand right, and narrow screens show rows with long texts cell below cell. `keys`: of the rows,
-    by which filters find them; `folded`: shown on demand."""
+    """A table with numbers on the right. Narrow screens stack the cells of rows with long texts.
+
+    `keys` are those of the rows, for filters; `folded`: shown on demand.
+    """
 
     caption: str
     columns: Sequence[str]
@@ -175,7 +177,7 @@ def _right(value: Any) -> str | None:
 
 
 def _cell(column: int, value: Any, label: str | None) -> Markup:
-    """Of a table: the first of a row is its head; the others have some width to be read, or fit on a line."""
+    """A cell of a table. The first of a row is its head; the others are wide enough to read, or fit on one line."""
     shown = in_words(value)
     if column == 0:
         return tag("th", shown, scope="row", class_=_right(value), data_label=label)
@@ -184,10 +186,10 @@ def _cell(column: int, value: Any, label: str | None) -> Markup:
 
 
 class Figure(NamedTuple):
-    """A chart: its name, what it shows, a Vega-Lite spec without data, and the names of the rows it is drawn from.
+    """A chart: its name, a caption, a Vega-Lite spec without data, and the rows it is drawn from.
 
-    probes  whether it shows something that nobody but the simulator knows
-    table   name of the rows that are shown under the figure, as a table
+    probes  whether it shows diagnostics that only the simulator knows
+    table   name of the rows that appear as a table under the figure
     """
 
     name: str
@@ -213,7 +215,7 @@ class Figure(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A PNG image that was drawn before, with what it shows in words."""
+    """A finished PNG image with a description."""
 
     title: str
     about: str
@@ -224,14 +226,14 @@ class Picture(NamedTuple):
 
 
 class Filters(NamedTuple):
-    """A box for every value of every axis, by which a sweep's settings are chosen."""
+    """A check box for every value of every axis, to choose which settings a sweep's report shows."""
 
-    axes: Mapping[str, Sequence[str]]  # what values are called
+    axes: Mapping[str, Sequence[str]]  # names of the values
 
     def html(self) -> str:
         def box(axis: int, place: int, value: str) -> Markup:
-            made = tag("input", type="checkbox", checked=True, data_axis=axis, data_value=place)
-            return tag("label", made, tag("span", value))
+            button = tag("input", type="checkbox", checked=True, data_axis=axis, data_value=place)
+            return tag("label", button, tag("span", value))
 
         groups = (
             tag("fieldset", tag("legend", axis), *(box(number, place, value) for place, value in enumerate(values)))

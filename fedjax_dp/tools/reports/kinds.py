@@ -1,4 +1,4 @@
-"""What a path holds, and the report of it."""
+"""Find what a path holds, and make its report."""
 
 import json
 import pathlib
@@ -23,7 +23,7 @@ def read_report(path: pathlib.Path) -> Report:
     """
     name = folders.printable(str(path))
     if not path.exists():
-        raise errors.refuse("path", name, f"{WANTED} that exists", f"it is looked for in {path.absolute().parent}")
+        raise errors.refuse("path", name, f"{WANTED} that exists", folders.where_looked(path))
     if path.is_dir():
         kind: Any = next((kind for kind in FOLDERS if (path / kind.FOLDER).is_file()), None)
         if kind is None:
@@ -38,7 +38,7 @@ def read_report(path: pathlib.Path) -> Report:
 
 
 def _whole(name: str, read: Callable[[], Report]) -> Report:
-    """Refuse files whose content was changed since: they are the only thing that a report cannot understand."""
+    """Refuse files that were changed after they were written: a report can read all others."""
     try:
         report = read()
         json.dumps(dict(report.data), allow_nan=False)
@@ -47,4 +47,4 @@ def _whole(name: str, read: Callable[[], Report]) -> Report:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as error:
         why = f"{type(error).__name__} {error}"[:120]
-        raise errors.refuse(name, f"something else ({why})", "as fedjax-dp wrote it", "write it anew") from None
+        raise errors.refuse(name, f"something else ({why})", "as fedjax-dp wrote it", "write it again") from None

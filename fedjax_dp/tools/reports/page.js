@@ -1,5 +1,5 @@
 "use strict";
-// Draws the figures of a report from the rows beside them and filters a sweep.
+// Draws the figures of a report from its rows, and filters the settings of a sweep.
 (() => {
   const root = document.documentElement;
   const report = JSON.parse(document.getElementById("report").textContent);
@@ -21,7 +21,7 @@
       axis: { labelColor: t.soft, titleColor: t.ink, gridColor: t.line, domainColor: t.soft, tickColor: t.soft,
         labelFontSize: 12, titleFontSize: 12.5, titleFontWeight: 500, titlePadding: 8 },
       legend: { labelColor: t.ink, titleColor: t.ink, labelFontSize: 12.5, symbolStrokeWidth: 2.2, symbolSize: 170, rowPadding: 3, offset: 8,
-        layout: { bottom: { anchor: "start", direction: "vertical", margin: 4 } } }, // two of them fit no narrow screen
+        layout: { bottom: { anchor: "start", direction: "vertical", margin: 4 } } }, // side by side they do not fit a narrow screen
       header: { labelColor: t.ink, titleColor: t.ink, labelFontSize: 13, labelFontWeight: 600 },
       text: { fill: t.ink }, mark: { color: t.colours[0] }, rule: { stroke: t.soft },
       range: { category: t.colours },
@@ -36,7 +36,7 @@
     button.setAttribute("aria-pressed", String(theme === "dark"));
   }
 
-  // Names of rows that a spec draws, anywhere in it.
+  // Names of the rows that a spec draws.
   function sources(spec, found = new Set()) {
     if (spec && typeof spec === "object") {
       if (spec.data && typeof spec.data.name === "string") found.add(spec.data.name);
@@ -45,7 +45,7 @@
     return found;
   }
 
-  const shown = Object.assign({}, report.data); // the same rows, as far as filters let them through
+  const shown = Object.assign({}, report.data); // the rows that pass the filters
 
   async function draw(name) {
     const spec = report.figures[name];
@@ -59,7 +59,7 @@
       actions: false, renderer: "svg", ast: true, config: config(theme), mode: "vega-lite", hover: false,
       tooltip: { theme: theme === "dark" ? "dark" : "light" }, logLevel: 1,
     });
-    place.querySelectorAll("form:empty").forEach((form) => form.remove()); // for inputs, of which there are none
+    place.querySelectorAll("form:empty").forEach((form) => form.remove()); // empty forms for inputs
     views[name] = made.view;
   }
 
@@ -70,7 +70,7 @@
 
   const everything = () => Promise.all(Object.keys(report.figures).map(draw));
 
-  // The rows of a figure as a table, made when somebody opens it.
+  // The rows of a figure as a table, made when a reader opens it.
   function tabulate(details) {
     details.querySelectorAll(".scroll").forEach((old) => old.remove());
     if (!details.open) return;
@@ -106,7 +106,7 @@
 
   const number = (value) => (Number.isInteger(value) ? value.toLocaleString("en") : String(Number(value.toPrecision(5))));
 
-  // Settings that no other one beats with at most as much epsilon.
+  // Settings that no other beats at the same epsilon or less.
   function front(settings) {
     const known = settings.filter((row) => row.epsilon !== null && row.good !== null);
     known.sort((a, b) => a.epsilon - b.epsilon || b.good - a.good || a.key - b.key);

@@ -1,4 +1,4 @@
-"""A report as one HTML page: text, rows as JSON, and the program that draws them. Nothing is fetched from anywhere."""
+"""A report as one HTML page: text, rows as JSON, and the script that draws them. The page loads nothing."""
 
 import base64
 import functools
@@ -12,7 +12,7 @@ from fedjax_dp import __version__, errors
 from fedjax_dp.tools.reports.contents import PROBE, Block, Figure, Markup, Report, tag, text
 
 POLICY = "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data:; {rest}"
-MARK = "written by fedjax-dp report"  # near the head of every file, which may be written anew
+MARK = "written by fedjax-dp report"  # near the head of every file that a report may replace
 REST = "connect-src 'none'; base-uri 'none'; form-action 'none'"
 
 
@@ -31,7 +31,7 @@ def page(report: Report) -> str:
     probes = ""
     if drawn:
         badge = tag("span", PROBE, class_="badge")
-        probes = f"What is marked {badge} is the simulator's own view, released to nobody. "
+        probes = f"Numbers marked {badge} are diagnostics of the simulator and are not covered by epsilon. "
     return f"""<!doctype html>
 <!-- {MARK} -->
 <html lang="en">
@@ -57,8 +57,8 @@ def page(report: Report) -> str:
 <main id="main" tabindex="-1">
 {sections}
 </main>
-<footer><p>Written by fedjax-dp {__version__}. Everything is in this file; nothing is loaded from elsewhere.
-{probes}Noise is seeded: it measures utility and protects nobody's data.</p></footer>
+<footer><p>Written by fedjax-dp {__version__}. This file is complete and loads nothing.
+{probes}The noise comes from a seed: it measures utility and protects nobody's data.</p></footer>
 <script type="application/json" id="report">{embedded(payload(report))}</script>
 {licences}{programs}</body>
 </html>
@@ -73,7 +73,7 @@ def payload(report: Report) -> dict[str, Any]:
 
 
 def embedded(content: Any) -> str:
-    """JSON that HTML cannot take for anything else, whatever its texts say."""
+    """JSON without characters that HTML could read as markup."""
     written = json.dumps(content, separators=(",", ":"), allow_nan=False)
     for letter in "<>&":
         written = written.replace(letter, f"\\u{ord(letter):04x}")
@@ -81,7 +81,7 @@ def embedded(content: Any) -> str:
 
 
 def policy_of(scripts: list[str]) -> str:
-    """The page runs the programs that it came with, and no others."""
+    """A content security policy that runs the page's own scripts and no others."""
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
     return POLICY.format(scripts=allowed, rest=REST)
@@ -101,11 +101,11 @@ def _resource(name: str) -> str:
 
 @functools.cache
 def _library() -> str:
-    """Vega-Lite with all that it needs, as vl-convert brings it. Its few letters outside ASCII stand in texts."""
+    """The bundle of Vega-Lite from vl-convert, with its few characters outside ASCII escaped (they are in strings)."""
     errors.require_installed("vl_convert", "report", "to draw the figures of reports")
     import vl_convert  # here alone: it takes a second
 
     bundle: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
     if "</script" in bundle.lower() or "<!--" in bundle:
-        raise RuntimeError("the charting library cannot stand inside a page")
+        raise RuntimeError("the charting library cannot be embedded in a page")
     return "".join(letter if letter.isascii() else f"\\u{ord(letter):04x}" for letter in bundle)

@@ -27,22 +27,22 @@ from fedjax_dp.tools.reports.contents import (
 
 KIND, FOLDER = "reproduction", "table.json"
 KEYS = frozenset({"recipe", "source", "rows", "claims", "scale"})
-PICTURE, MOST = "figure.png", 400_000  # bytes of a picture that is taken along
+PICTURE, MOST = "figure.png", 400_000  # bytes of a picture that is embedded
 MEANS = {
-    "literal": "by the paper's own recipe",
-    "correct": "by the correct reading, with the same budget",
+    "literal": "with the paper's recipe",
+    "correct": "with correct accounting and the same budget",
     "published": "in the paper",
 }
 
 
 def of_folder(path: pathlib.Path) -> Report:
-    """The report of a reproduction's folder, with its picture if that is small."""
+    """The report of a reproduction's folder, with its picture if that is small enough."""
     report = of_content(folders.read_json(path / FOLDER))
     picture = path / PICTURE
     if not picture.is_file() or picture.stat().st_size > MOST:
         return report
     address = "data:image/png;base64," + base64.b64encode(picture.read_bytes()).decode()
-    about = f"The figure as fedjax-dp reproduce draws it: {report.title}. Its numbers stand in the table above."
+    about = f"The figure as fedjax-dp reproduce draws it: {report.title}. Its numbers are in the table above."
     drawn = Section("The figure as drawn", [Picture("Figure", about, address)])
     return report._replace(sections=[*report.sections[:2], drawn, *report.sections[2:]])
 
@@ -62,7 +62,7 @@ def of_content(content: Mapping[str, Any]) -> Report:
     for table in tables.metric_tables(content["rows"], titles):
         blocks.append(Grid(f"{table.label}: published, literal and correct", table.columns, table.rows))
     sections = [_result(content), Section("Published, literal, correct", blocks)]
-    sections += [Section("What the numbers rest on", [Listing(content["notes"])]), _cost(content)]
+    sections += [Section("Notes on the numbers", [Listing(content["notes"])]), _cost(content)]
     common = shared.common([one["fields"] for one in content["configurations"]])
     sections.append(shared.setting(common, content, "Fields that all runs share"))
     lead = f"{content['source']} at scale {content['scale']}, {count(len(content['seeds']), 'seed')}"
@@ -77,12 +77,12 @@ def _result(content: Mapping[str, Any]) -> Section:
     hold = [claim for claim in claims if claim["cases"]]
     items = [
         ("numbers", in_words(len(rows)), f"{count(len(compared), 'number')} published"),
-        ("reproduced, correct", in_words(agree), "by the correct reading"),
-        ("reproduced, literal", in_words(literal), "by the paper's own recipe"),
+        ("reproduced, correct", in_words(agree), "with correct accounting"),
+        ("reproduced, literal", in_words(literal), "with the paper's recipe"),
         (
             "claims that hold",
             f"{sum(one['verdict'] == 'holds' for one in hold)} of {len(hold)}",
-            "of those that could be compared",
+            "of the claims that could be compared",
         ),
     ]
     blocks: list[Block] = [Tiles(items)]
@@ -91,7 +91,7 @@ def _result(content: Mapping[str, Any]) -> Section:
             [claim["statement"], claim["reading"], f"{claim['holds']} of {claim['cases']}", claim["verdict"]]
             for claim in claims
         ]
-        blocks.append(Grid("What the paper claims of the order", ["claim", "reading", "cases", "here"], table))
+        blocks.append(Grid("The paper's claims about the order", ["claim", "reading", "cases", "here"], table))
     return Section("Result", blocks)
 
 
@@ -147,7 +147,7 @@ def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
         ],
     )
     about = "; ".join(f"{name}: {MEANS[name]}" for name in names) + ". Bars are one standard deviation over seeds."
-    return Figure("values", label[:1].upper() + label[1:], about, spec, "values")
+    return Figure("values", shared.capital(label), about, spec, "values")
 
 
 def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
@@ -168,7 +168,7 @@ def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
             charts.points(14, tips),
         ],
     )
-    about = f"{label[:1].upper()}{label[1:]}. The literal reading is dashed, the correct one solid."
+    about = f"{shared.capital(label)}. The literal reading is dashed, the correct one solid."
     return Figure(f"curves-{place}", f"{panel}, by round", about, spec, "by_round")
 
 

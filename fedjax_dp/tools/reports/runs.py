@@ -1,4 +1,4 @@
-"""The report of a run: its folder, finished or not, or the JSON object that it printed."""
+"""The report of a run, finished or not, from its folder or from the JSON object that it printed."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -26,13 +26,14 @@ def of_folder(path: pathlib.Path) -> Report:
     result = run_folder.result_of(path, manifest)
     history = folders.read_json(path / run_folder.METRICS) if (path / run_folder.METRICS).is_file() else []
     guarantee = run_folder.promise_of(path, manifest)
-    spent, missing = _epsilons_by_round(path, manifest, guarantee)
-    return _report(manifest["config"], history, guarantee, result or {}, manifest, spent, missing, result is not None)
+    spending, missing = _epsilons_by_round(path, manifest, guarantee)
+    config, finished = manifest["config"], result is not None
+    return _report(config, history, guarantee, result or {}, manifest, spending, missing, finished)
 
 
 def of_content(content: Mapping[str, Any]) -> Report:
     """The report of what `fedjax-dp run --json` prints and `result.json` holds."""
-    missing = "" if content["guarantee"]["epsilon"] is None else "only the run's folder says it: name that"
+    missing = "" if content["guarantee"]["epsilon"] is None else "only the run's folder holds it: report that"
     config = content["config"]
     return _report(config, content["history"], content["guarantee"], content, content, [], missing, True)
 
@@ -41,10 +42,10 @@ def _epsilons_by_round(path: pathlib.Path, about: Mapping[str, Any], guarantee: 
     """Epsilon by round, with progress on stderr, or why it is not known."""
     if guarantee["epsilon"] is None:
         return [], ""
-    from fedjax_dp.tools.reports.spending import spent  # loads JAX
+    from fedjax_dp.tools.reports.spending import epsilon_by_round  # loads JAX
 
     try:
-        return spent(path, about, guarantee["epsilon"], Screen()), ""
+        return epsilon_by_round(path, about, guarantee["epsilon"], Screen()), ""
     except errors.ConfigurationError as error:
         return [], str(error)
 
@@ -55,7 +56,7 @@ def _report(
     guarantee: Mapping[str, Any],
     result: Mapping[str, Any],
     about: Mapping[str, Any],
-    spent: Rows,
+    spending: Rows,
     missing: str,
     finished: bool,
 ) -> Report:
@@ -65,10 +66,10 @@ def _report(
     measures = measures_of(about["task"])
     sections = [
         _result(config, history, guarantee, done, finished, measures, result.get("baseline")),
-        _curves(history, guarantee, spent, missing, finished, measures, _budget(config)),
+        _curves(history, guarantee, spending, missing, finished, measures, _budget(config)),
     ]
-    if spent:
-        data["spent"] = [row | {"state": "spent" if row["round"] <= done else "to come"} for row in spent]
+    if spending:
+        data["spent"] = [row | {"state": "spent" if row["round"] <= done else "to come"} for row in spending]
     sections += shared.guarantee_sections(guarantee)
     clients, epsilons = _clients(history, guarantee, measures)
     if epsilons:
@@ -92,23 +93,23 @@ def _result(
     measures: Measures,
     baseline: Mapping[str, Any] | None,
 ) -> Section:
-    """What a reader came for."""
+    """The most important numbers of the run."""
     rounds = config["rounds"]
     of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
     main, loss = measures.main, measures["test_loss"]
     if baseline is not None:
         of += f"; {baseline['answer']}: {shared.number(main, baseline['value'])}"
-    items = [(main.words, shared.number(main, tables.latest(history, main.name)), of)]
+    items = [(main.words, shared.number(main, tables.last_value(history, main.name)), of)]
     items += shared.tiles(guarantee, config.get("stop_at_epsilon") or config.get("epsilon"))
     for name, one in measures.tested.items():
         if name not in (main.name, loss.name):
-            items.append((one.words, shared.number(one, tables.latest(history, name)), "public test data"))
+            items.append((one.words, shared.number(one, tables.last_value(history, name)), "public test data"))
     of_loss = ", ".join(filter(None, [loss.words.removeprefix("test "), loss.unit]))
     if main is not loss:
-        items.append(("test loss", in_words(tables.latest(history, "test_loss")), of_loss))
+        items.append(("test loss", in_words(tables.last_value(history, "test_loss")), of_loss))
     blocks: list[Block] = [Tiles(items), *shared.promise(guarantee)]
     if not finished:
-        line = f"The run is at round {done:,} of {rounds:,}. Its Guarantee is of all {rounds:,} rounds, done or not."
+        line = f"The run is at round {done:,} of {rounds:,}. Its Guarantee covers all {rounds:,} rounds, done or not."
         blocks.append(Prose([line], "Unfinished"))
     if not history:
         blocks.append(Prose(["Nothing has been evaluated yet, so there are no curves."], "Missing"))
@@ -117,7 +118,7 @@ def _result(
 
 
 def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """What was run, by the fields that readers ask for first."""
+    """The most important fields of the configuration."""
     names = {
         "algorithm": "algorithm",
         "dataset": "data set",
@@ -129,7 +130,7 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
         "local_steps": "local steps",
         "batch_size": "batch size",
         "learning_rate": "learning rate",
-        "clip_norm": "clip norm",
+        "clip_norm": "clipping norm",
         "noise_multiplier": "noise multiplier",
         "epsilon": "budget (epsilon)",
         "stop_at_epsilon": "stop at epsilon",
@@ -142,13 +143,13 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _curves(
     history: Rows,
     guarantee: Mapping[str, Any],
-    spent: Rows,
+    spending: Rows,
     missing: str,
     finished: bool,
     measures: Measures,
     budget: float | None,
 ) -> Section:
-    """Everything that is known by round."""
+    """All curves by round."""
     main, loss = measures.main, measures["test_loss"]
     words = main.words.removeprefix("test ")
     blocks: list[Block] = [
@@ -156,7 +157,7 @@ def _curves(
             history,
             main.name.removeprefix("test_"),
             f"{shared.capital(words)} by round",
-            shared.tested(history, words),
+            shared.metric_caption(history, words),
             {name: label for name, label in tables.quality(measures).items() if name != "personal_mean"},
             shared.axis_of("value", main, words, whole=True),
             shared.format_of(main),
@@ -170,19 +171,19 @@ def _curves(
             charts.axis("value", loss.label.removeprefix("test ")),
         ),
     ]
-    if spent:
-        blocks.append(_epsilon(spent, guarantee, finished, budget))
+    if spending:
+        blocks.append(_epsilon(spending, guarantee, finished, budget))
     elif guarantee["epsilon"] is None:
-        blocks.append(Prose(["Epsilon by round is infinite from the first round on."], "No privacy"))
+        blocks.append(Prose(["Epsilon is infinite from the first round on."], "No privacy"))
     else:
         blocks.append(Prose([f"Epsilon by round is not known: {missing}."], "Missing"))
     blocks += _figure(
         history,
         "clipped",
         "Clipped fraction by round",
-        "Share of the last round's updates that were scaled down. Usual is half."
+        "Share of the last round's updates that were clipped. About half is usual."
         if guarantee["unit"] == Unit.CLIENT.value
-        else "Share of the last round's records whose gradient was scaled down. Usual is half, or nearly all with a "
+        else "Share of the last round's record gradients that were clipped. About half is usual, or nearly all with a "
         "learning rate to match.",
         {"clipped": "clipped fraction (probe)"},
         charts.axis("value", "clipped fraction", ".0%", domain=[0, 1]),
@@ -192,18 +193,18 @@ def _curves(
     blocks += _figure(
         history,
         "learnt_clip_norm",
-        "Clip norm by round",
-        "The bound on updates that the round began with; rounds learn it from the share of updates within.",
-        {"learnt_clip_norm": "clip norm (probe)"},
-        charts.axis("value", "clip norm"),
+        "Clipping norm by round",
+        "The clipping norm at the start of the round. It adapts to the share of updates within it.",
+        {"learnt_clip_norm": "clipping norm (probe)"},
+        charts.axis("value", "clipping norm"),
     )
     blocks += _figure(
         history,
         "noise",
-        "Noise to signal by round",
-        "Norm of a round's noise over the norm of what it is added to. Above 1 is usual: noise points everywhere, the "
-        "signal in few directions, and rounds average it out.",
-        {"noise_to_signal": "noise to signal (probe)"},
+        "Noise-to-signal ratio by round",
+        "Norm of a round's noise over the norm of the sum that it is added to. Above 1 is usual: noise spreads over "
+        "all directions, the signal over few, and averaging over rounds removes much of the noise.",
+        {"noise_to_signal": "noise-to-signal ratio (probe)"},
         charts.axis("value", "noise / signal"),
         idle=True,
     )
@@ -211,14 +212,14 @@ def _curves(
         history,
         "gradient",
         "Gradient norm by round",
-        "L2 norm of the gradient of the objective over all training records.",
+        "L2 norm of the objective's gradient over all training records.",
         {"gradient_norm": "gradient norm (probe)"},
         charts.axis("value", "gradient norm"),
     )
     if len(shared.thin_rows(history)) < len(history):
-        line = f"Of {len(history):,} evaluations {shared.DRAWN:,} are drawn, evenly chosen."
+        line = f"The figures show {shared.DRAWN:,} of {len(history):,} evaluations, evenly spaced."
         blocks.append(Prose([line]))
-    if history and tables.latest(history, "objective") is None:
+    if history and tables.last_value(history, "objective") is None:
         line = (
             "The objective over all training records was not computed: --train-metrics true adds it and its gradient."
         )
@@ -237,8 +238,8 @@ def _figure(
     *,
     idle: bool = False,
 ) -> list[Block]:
-    """The figure of the fields that some evaluation knows; nothing where none does, or `idle` and all are 0."""
-    known = tables.known(history, fields)
+    """The figure of the fields that have a value; no figure if none has, or if `idle` and all are 0."""
+    known = tables.known_fields(history, fields)
     if not known or (idle and not any(row.get(field) for field in known for row in history)):
         return []
     probes = all("probe" in label for label in known.values())
@@ -246,58 +247,57 @@ def _figure(
 
 
 def _budget(config: Mapping[str, Any]) -> float | None:
-    """Epsilon that every client may have, where it is one number."""
+    """The privacy budget of every client, if it is one number."""
     budget = config.get("stop_at_epsilon") or (None if config.get("epsilon_high") else config.get("epsilon"))
     return float(budget) if isinstance(budget, int | float) else None
 
 
-def _epsilon(spent: Rows, guarantee: Mapping[str, Any], finished: bool, budget: float | None) -> Figure:
-    """What has been spent by each round, what is still to come, and a line at the budget."""
-    apart = any(row["epsilon"] != row["epsilon_median"] for row in spent)
+def _epsilon(spending: Rows, guarantee: Mapping[str, Any], finished: bool, budget: float | None) -> Figure:
+    """Epsilon by round, for rounds done and rounds to come, with a line at the budget."""
+    apart = any(row["epsilon"] != row["epsilon_median"] for row in spending)
     fields = {"epsilon": "worst client"} | ({"epsilon_median": "median client"} if apart else {})
-    about = f"Had the run been stopped there: at delta {guarantee['delta']:g}, by the accountant of the Guarantee."
+    about = f"Epsilon of the run if it stopped there, at delta {guarantee['delta']:g}, by the Guarantee's accountant."
     if not finished:
-        about += " The whole plan is shown: pale dots are rounds that are not done yet."
+        about += " All planned rounds are shown: pale dots are rounds still to come."
     spec = charts.curves("spent", fields, charts.axis("epsilon", "epsilon (nats)"))
     spec["layer"][1]["encoding"]["opacity"] = {"condition": {"test": COMING, "value": 0.35}, "value": 1}
     if budget is not None:
-        about += f" The line across is the budget, {budget:g}."
+        about += f" The horizontal line is the budget, {budget:g}."
         spec["layer"].append(charts.across(budget))
     return Figure("epsilon", with_mark("Epsilon by round", mark_of(guarantee)), about, spec, "spent")
 
 
 def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) -> tuple[Section, Rows]:
-    """How clients differ: in what is promised to them, and in how well the model serves them."""
+    """Epsilon and the main metric, client by client."""
     blocks: list[Block] = []
     rows = _rank_clients(guarantee.get("epsilons"), guarantee.get("names") or ())
     if not rows and guarantee["epsilon"] is not None:
-        line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the run's folder says each client's."
+        line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the folder of the run holds each client's."
         blocks.append(Prose([line]))
     elif rows and in_words(rows[0]["epsilon"]) == in_words(rows[-1]["epsilon"]):
         blocks.append(Prose([f"Epsilon is {in_words(rows[-1]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
         rows = []
     elif rows:
-        about = "Clients in order of their epsilon, from the best protected to the worst. Each client has its own."
+        about = "Each client's epsilon, from the best protected client to the worst."
         whose: list[Any] = [("client", "client", "")] if "client" in rows[0] else [("rank", "rank", ",d")]
         few = "client" in rows[0] and len(rows) <= FEW_NAMES
-        names = {"field": "client", "type": "nominal", "sort": None, "title": "client, by epsilon"}
+        names = {"field": "client", "type": "nominal", "sort": None, "title": "clients, in order of epsilon"}
         spec = charts.chart(
             data={"name": "epsilons"},
             mark={"type": "bar", "width": {"band": 0.8}, "orient": "vertical"},
             encoding={
                 "x": names
                 if few
-                else {"field": "rank", "type": "ordinal", "title": "client, by epsilon", "axis": RANKS},
+                else {"field": "rank", "type": "ordinal", "title": "clients, in order of epsilon", "axis": RANKS},
                 "y": charts.axis("epsilon", "epsilon (nats)"),
                 "tooltip": charts.tips(*whose, ("epsilon", "epsilon", ".5g")),
             },
         )
         blocks.append(Figure("clients", "Epsilon of each client", about, spec, "epsilons"))
-    if tables.latest(history, "client_mean") is None:
+    if tables.last_value(history, "client_mean") is None:
         line = (
-            f"How {measures.main.words.removeprefix('test ')} is spread over clients is not known: clients have no "
-            "test records of their own. "
-            "--holdout 0.2 keeps a fifth of each client's records for that."
+            f"The spread of {measures.main.words.removeprefix('test ')} over clients is not known: clients have no "
+            "test records. --holdout 0.2 holds out a fifth of each client's records."
         )
         blocks.append(Prose([line], "Missing"))
     else:
@@ -310,7 +310,7 @@ RANKS = {"labelAngle": 0, "labelOverlap": "greedy", "ticks": False}
 
 
 def _rank_clients(epsilons: Sequence[tuple[float, int]] | None, names: Sequence[str]) -> Rows:
-    """A row for each client by its epsilon, and by its name if it has one; evenly chosen where there are very many."""
+    """A row for each client in order of epsilon, with its name if it has one; evenly spaced rows of very many."""
     if not epsilons or any(epsilon is None for epsilon, _ in epsilons):
         return []
     every = [epsilon for epsilon, count in epsilons for _ in range(count)]
@@ -324,20 +324,22 @@ def _rank_clients(epsilons: Sequence[tuple[float, int]] | None, names: Sequence[
 def _client_metrics(history: Rows, measures: Measures) -> list[Block]:
     """The main metric by client: mean, spread, worst tenth."""
     main, words = measures.main, measures.main.words.removeprefix("test ")
-    mean, worst, variance = (tables.latest(history, name) for name in ("client_mean", "worst_tenth", "client_variance"))
+    mean, worst, variance = (
+        tables.last_value(history, name) for name in ("client_mean", "worst_tenth", "client_variance")
+    )
     own = [row for row in history if row.get("personal_mean") is not None]
     items = [
         *(
-            [("own models", shared.number(main, own[-1]["personal_mean"]), f"probe, mean {words} of clients")]
+            [("own models", shared.number(main, own[-1]["personal_mean"]), f"probe, mean {words} over clients")]
             if own
             else []
         ),
-        (f"mean {words} of clients", shared.number(main, mean), "probe, last evaluation"),
+        (f"mean {words} over clients", shared.number(main, mean), "probe, last evaluation"),
         ("worst tenth of clients", shared.number(main, worst), f"probe, mean of their {plural(words)}"),
         ("standard deviation", shared.number(main, variance**0.5), "probe, over clients"),
     ]
     y = shared.axis_of("low", main, words, whole=True)
-    spec = charts.curves("history", tables.known(history, tables.CLIENTS), y, shared.format_of(main))
+    spec = charts.curves("history", tables.known_fields(history, tables.CLIENTS), y, shared.format_of(main))
     low, high = ("datum.client_mean - sqrt(datum.client_variance)", "datum.client_mean + sqrt(datum.client_variance)")
     low = low if main.signed else f"max(0, {low})"
     high = f"min(1, {high})" if main.share else high
@@ -352,8 +354,8 @@ def _client_metrics(history: Rows, measures: Measures) -> list[Block]:
     }
     lines = {"transform": spec.pop("transform"), "encoding": spec.pop("encoding"), "layer": spec.pop("layer")}
     about = (
-        f"The model's {words} on each client's own test records: their mean with a band of one standard deviation over "
-        "clients, and the mean of the worst tenth."
+        f"The model's {words} on each client's test records: mean over clients, with a band of one standard deviation, "
+        "and mean of the worst tenth of clients."
     )
     figure = Figure(
         "served", f"{shared.capital(words)} over clients", about, spec | {"layer": [band, lines]}, "history", True
@@ -362,20 +364,20 @@ def _client_metrics(history: Rows, measures: Measures) -> list[Block]:
 
 
 def _cost(result: Mapping[str, Any]) -> Section:
-    """Time and bytes of a finished run."""
+    """Time and traffic of a finished run."""
     timing, traffic = result.get("timing"), result.get("traffic")
     if not timing or not traffic:
-        return Section("Time and bytes", [Prose(["Time and bytes are known when the run is finished."], "Missing")])
+        return Section("Time and traffic", [Prose(["Time and traffic are known once the run is finished."], "Missing")])
     facts = [
-        ("time in all", duration(timing["total_s"])),
-        ("time to compile", duration(timing["compile_s"])),
-        ("time of a round (median)", duration(timing["round_s_median"])),
+        ("total time", duration(timing["total_s"])),
+        ("compilation time", duration(timing["compile_s"])),
+        ("median time of a round", duration(timing["round_s_median"])),
         ("sent to a client in a round", size(traffic["down"])),
         ("sent by a client in a round", size(traffic["up"])),
-        ("clients in a round, on average", traffic["clients"]),
-        ("bytes of the run, both ways", size(traffic["total"])),
+        ("mean number of clients in a round", traffic["clients"]),
+        ("total traffic, both directions", size(traffic["total"])),
     ]
     if result.get("rounds_to_target") is not None:
-        facts.append(("rounds to the target", result["rounds_to_target"]))
-        facts.append(("bytes to the target", size(result["bytes_to_target"])))
-    return Section("Time and bytes", [FactList(facts)])
+        facts.append(("rounds to reach the target", result["rounds_to_target"]))
+        facts.append(("traffic to reach the target", size(result["bytes_to_target"])))
+    return Section("Time and traffic", [FactList(facts)])

@@ -1,4 +1,4 @@
-"""What reports of several kinds say: a Guarantee with what it rests on, a configuration, versions and the device."""
+"""Sections that several kinds of reports share: the Guarantee and its assumptions, configuration, versions, device."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ T = TypeVar("T")
 UNITS = {unit.value: f"one {unit}" for unit in Unit}
 DRAWN = 500  # rows of a curve
 LONG_VERDICTS = {
-    "holds": "holds: may be believed here",
+    "holds": "holds: valid for this run",
     "conditional": "conditional: see the reason",
     "heuristic": "heuristic: not proved",
     "wrong": "wrong: contradicted",
@@ -24,7 +24,7 @@ LONG_VERDICTS = {
 
 
 def promise(guarantee: Mapping[str, Any]) -> list[Block]:
-    """The Guarantee as a sentence, what it leaves to attackers in plain words, and its warnings."""
+    """The Guarantee as a sentence, what an attacker can still learn in plain words, and its warnings."""
     blocks: list[Block] = [Prose([sentence(guarantee["statement"])])]
     if plain := plain_words(guarantee):
         blocks.append(Prose([" ".join(map(sentence, plain))], "In plain words"))
@@ -34,19 +34,18 @@ def promise(guarantee: Mapping[str, Any]) -> list[Block]:
 
 
 def plain_words(guarantee: Mapping[str, Any]) -> list[str]:
-    """What epsilon leaves to attackers, where that was computed: an audit works with the number itself."""
+    """What an attacker can still learn, if it was computed: audits use epsilon itself."""
     attack = guarantee.get("attack")
     return [] if attack is None else list(attack["statement"])
 
 
 def sentence(line: str) -> str:
-    """With a capital and a full stop."""
-    line = line[:1].upper() + line[1:]
-    return line if line.endswith((".", "!", "?")) else f"{line}."
+    """A line with a capital and a full stop."""
+    return capital(line) if line.endswith((".", "!", "?")) else f"{capital(line)}."
 
 
 def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, str, str]]:
-    """Epsilon and delta, and what they are of; an epsilon that uses up one budget of all is said as within it."""
+    """Epsilon and delta with explanations; an epsilon that uses up one common budget is shown as within it."""
     if guarantee["epsilon"] is None:
         return [("epsilon", "∞", "no privacy")]
     unit = UNITS.get(guarantee["unit"], str(guarantee["unit"]))
@@ -54,23 +53,23 @@ def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, s
     attack = guarantee.get("attack")
     best: list[tuple[str, str, str]] = []
     if attack is not None:
-        best = [("attacker's best guess", f"≤ {at_most(attack['right'])}", "right, where blind guessing is at 50%")]
+        best = [("attacker's best guess", f"≤ {at_most(attack['right'])}", "correct, where blind guessing gives 50%")]
     shown, exactly = f"{guarantee['epsilon']:.4g}", ""
     if spends(guarantee["epsilon"], budget):
         shown, exactly = f"within {budget:g}", f"{shown} "
     return [
         ("epsilon", shown, with_mark(f"{exactly}for {unit}, {guarantee['adjacency']}{alone}", mark_of(guarantee))),
-        ("delta", f"{guarantee['delta']:g}", "the slack of the promise"),
+        ("delta", f"{guarantee['delta']:g}", "probability that epsilon does not cover"),
         *best,
     ]
 
 
 def guarantee_sections(guarantee: Mapping[str, Any]) -> list[Section]:
-    """Terms, assumptions, and what papers claim of the same run."""
+    """Terms, assumptions, and what theorems of papers claim about the same run."""
     if guarantee["epsilon"] is None:
         reason = guarantee.get("reason")
         why = f"Nothing is promised, because {reason}." if reason else "Nothing is promised."
-        return [Section("What the promise rests on", [Prose([why])])]
+        return [Section("What the promise depends on", [Prose([why])])]
     terms = [
         ("protected", UNITS.get(guarantee["unit"], guarantee["unit"])),
         ("neighbours", guarantee["adjacency"]),
@@ -84,14 +83,14 @@ def guarantee_sections(guarantee: Mapping[str, Any]) -> list[Section]:
     if deployment := guarantee.get("deployment"):
         own = "infinite" if guarantee["own"] is None else f"{guarantee['own']:.4g}"
         ratio = f"{deployment['noise_ratio']:.3g} of the deployment's noise"
-        terms.append(("epsilon of this run", f"{own}, with {ratio}: the simulation itself is not what is promised"))
+        terms.append(("epsilon of this run", f"{own}, with {ratio}; the promise is about the deployment"))
     before = [EarlierPhase(**phase) for phase in guarantee.get("phases") or ()]
     terms += [("phase before", f"{phase.in_words()}; {phase.members}") for phase in before]
     if guarantee.get("alone") is not None:
         terms.append(("this run alone", epsilon_text(guarantee["alone"])))
     blocks: list[Block] = [FactList(terms, wide=True)]
     if guarantee["assumptions"]:
-        blocks += [Prose(["It holds if all of this is true:"]), Listing(guarantee["assumptions"])]
+        blocks += [Prose(["It holds if all of these are true:"]), Listing(guarantee["assumptions"])]
     if guarantee["claims"]:
         rows = [
             [
@@ -103,9 +102,9 @@ def guarantee_sections(guarantee: Mapping[str, Any]) -> list[Section]:
             for claim in guarantee["claims"]
         ]
         columns = ["theorem", "epsilon", "verdict", "reason"]
-        grid = Grid("What papers' theorems say of this run", columns, rows, folded=True)
+        grid = Grid("Claims of papers about this run", columns, rows, folded=True)
         blocks.append(grid)
-    return [Section("What the promise rests on", blocks)]
+    return [Section("What the promise depends on", blocks)]
 
 
 def spread(guarantee: Mapping[str, Any]) -> str:
@@ -117,7 +116,7 @@ def spread(guarantee: Mapping[str, Any]) -> str:
 
 
 def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = "Configuration") -> Section:
-    """The configuration in full, and what made the numbers; `about` has versions and the device."""
+    """The full configuration, and the versions and the device, which are in `about`."""
     set_fields = {name: value for name, value in config.items() if value is not None}
     rows = [[name, value if isinstance(value, str) else json.dumps(value)] for name, value in set_fields.items()]
     blocks: list[Block] = []
@@ -132,7 +131,7 @@ def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = 
 
 
 def common(configurations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fields on which all configurations agree."""
+    """The fields that are equal in all configurations."""
     first = configurations[0] if configurations else {}
     return {name: value for name, value in first.items() if all(one.get(name) == value for one in configurations)}
 
@@ -147,36 +146,36 @@ def machine(device: Mapping[str, Any]) -> str:
 
 
 def thin_rows(rows: Sequence[T], most: int = DRAWN) -> list[T]:
-    """Evenly chosen rows, the first and the last among them, where there are more than can be distinguished."""
+    """At most `most` rows, evenly spaced, with the first and the last."""
     if len(rows) <= most:
         return list(rows)
     step = (len(rows) - 1) / (most - 1)
     return [rows[round(step * place)] for place in range(most)]
 
 
-def tested(rows: Sequence[Mapping[str, Any]], words: str) -> str:
-    """What a metric is measured on."""
-    held = tables.latest(rows, "client_mean") is not None
+def metric_caption(rows: Sequence[Mapping[str, Any]], words: str) -> str:
+    """The metric, and the records it is measured on."""
+    held = tables.last_value(rows, "client_mean") is not None
     return f"{capital(words)} on {'records that clients hold out' if held else 'public test data'}."
 
 
 def capital(words: str) -> str:
-    """As a sentence begins."""
+    """Words with a capital first letter."""
     return words[:1].upper() + words[1:]
 
 
 def axis_of(field: str, measure: Measure, title: str, whole: bool = False) -> charts.Spec:
-    """A channel of a metric; `whole`: all that it can be, where that has two ends."""
+    """A channel of a metric; `whole`: its whole range, if it is a share."""
     if not measure.share:
         return charts.axis(field, title + (f" ({measure.unit})" if measure.unit else ""), zero=False)
     return charts.axis(field, title, ".0%", zero=whole, **({"domain": [0, 1]} if whole else {}))
 
 
 def number(measure: Measure, value: float | None) -> str:
-    """A metric in a tile."""
+    """A metric as a tile shows it."""
     return percent(value) if measure.share else in_words(value)
 
 
 def format_of(measure: Measure) -> str:
-    """Of its numbers beside a point."""
+    """The D3 format of a metric in tooltips."""
     return ".2%" if measure.share else ".4g"

@@ -1,4 +1,4 @@
-"""A page about a run for those who answer for data protection: what is promised, to whom, and what is not."""
+"""A page about a run for data protection officers: what is promised, to whom, and what is not covered."""
 
 import importlib.resources
 import math
@@ -18,13 +18,13 @@ from fedjax_dp.tools.reports.contents import Block, FactList, Listing, Prose, Re
 
 KIND = "privacy statement"
 TEXT = tomllib.loads(importlib.resources.files("fedjax_dp.tools.reports").joinpath("statement.toml").read_text("utf-8"))
-LARGE = math.log(1e6)  # an epsilon whose factor has no meaning for anybody
+LARGE = math.log(1e6)  # an epsilon whose factor means nothing
 
 
 def statement_of(path: pathlib.Path) -> Report:
     """The statement about the run in a folder.
 
-    Raises: ConfigurationError for what is no run folder.
+    Raises: ConfigurationError for a path that is no run folder.
     """
     from fedjax_dp.experiments import run_folder  # loads JAX
 
@@ -33,23 +33,23 @@ def statement_of(path: pathlib.Path) -> Report:
 
 
 def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Report:
-    """The same from its Guarantee and configuration as they are saved; `source`: where these are from."""
+    """The statement from a saved Guarantee and configuration; `source` says where they come from."""
     title = with_mark(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
-    lead = "What the training promises to those whose data it used, for readers who are no mathematicians."
+    lead = "What the training promises to the people whose data it used, in plain words."
     sections = [Section("The promise", _promise(guarantee))]
     if guarantee["epsilon"] is not None:
         unit = Unit(guarantee["unit"])
-        assumed = [shared.sentence(line) for line in guarantee["assumptions"] if line != FLOAT_NOISE]  # said before
+        assumed = [shared.sentence(line) for line in guarantee["assumptions"] if line != FLOAT_NOISE]  # in the promise
         uncovered = [TEXT["of_unit"][unit.value], *(line.format(unit=unit.value) for line in TEXT["always"])]
         sections += [
             Section("What it means", [FactList(_terms(guarantee, config), wide=True)]),
-            Section("It holds if all of this is true", [Listing(assumed)]),
+            Section("It holds if all of these are true", [Listing(assumed)]),
             Section("What is not covered", [Listing(uncovered)]),
         ]
-    made = [("made from", source), ("written by", f"fedjax-dp {__version__}, fedjax-dp report RUN --statement")]
+    origin = [("made from", source), ("written by", f"fedjax-dp {__version__}, fedjax-dp report RUN --statement")]
     sections += [
         Section("Words", [FactList(list(TEXT["words"].items()), wide=True)]),
-        Section("Origin", [FactList(made, wide=True)]),
+        Section("Origin", [FactList(origin, wide=True)]),
     ]
     return Report(KIND, title, lead, sections, {})
 
@@ -59,7 +59,7 @@ def _promise(guarantee: Mapping[str, Any]) -> list[Block]:
     if guarantee["epsilon"] is None:
         reason = guarantee.get("reason")
         line = "Nothing is promised" + (f", because {reason}" if reason else "")
-        return [Prose([f"{line}. An attacker may find out for certain whose data were used."], "Warning"), simulated]
+        return [Prose([f"{line}. An attacker may learn with certainty whose data were used."], "Warning"), simulated]
     blocks: list[Block] = [Prose([*map(shared.sentence, shared.plain_words(guarantee))])]
     if guarantee.get("caveat"):
         blocks.insert(0, Prose([shared.sentence(guarantee["caveat"])], "Read first"))
@@ -69,28 +69,28 @@ def _promise(guarantee: Mapping[str, Any]) -> list[Block]:
 
 
 def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Everything that epsilon depends on, each number with its meaning."""
+    """The terms that epsilon depends on, each number with its meaning."""
     unit, view, delta = Unit(guarantee["unit"]), View(guarantee["view"]), guarantee["delta"]
     low, high = f"{guarantee['epsilon_min']:.4g}", f"{guarantee['epsilon']:.4g}"
-    whose = "for every client" if low == high else f"for the client that is protected least; {low} for the best"
+    whose = "for every client" if low == high else f"for the least protected client; {low} for the best protected"
     adjacency = Adjacency(guarantee["adjacency"])
     terms = [
         ("protected", TEXT["protected"][unit.value]),
-        ("against", f"{shared.capital(str(view))}, and everybody who sees less."),
+        ("against", f"{shared.capital(str(view))}, and anyone who sees less."),
         ("compared", f"{TEXT['compared'][adjacency.value].format(unit=unit.value)} ({adjacency.value} neighbours)"),
         (
             "epsilon",
-            f"{high}, {whose}. {_factor(guarantee['epsilon'], unit)}. 0 would mean that nothing can be learnt of it; "
-            f"about 1 is usually called strong, and above {MUCH:g} the number by itself rules out next to nothing.",
+            f"{high}, {whose}. {_factor(guarantee['epsilon'], unit)}. At 0 nothing could be learnt about it; "
+            f"about 1 is usually called strong; above {MUCH:g} the number alone rules out almost nothing.",
         ),
         (
             "delta",
-            f"{delta:g}, that is 1 in {1 / delta:,.0f}: so small a chance is not covered by that factor. It should be "
+            f"{delta:g}, that is 1 in {1 / delta:,.0f}: the probability that this factor does not cover. It should be "
             f"far below 1 divided by the number of {unit.value}s.",
         ),
         ("trusted", TEXT["trusted"].get(view.value, TEXT["server"])),
-        ("training", f"{count(config['rounds'], 'round')} in all."),
-        ("computed by", f"{guarantee['accountant']}: software that adds up what every noisy step can reveal."),
+        ("training", f"{count(config['rounds'], 'round')}."),
+        ("computed by", f"the accountant {guarantee['accountant']}, which adds up what every noisy step can reveal."),
     ]
     others = [
         f"{View(other['view'])}: "
@@ -101,7 +101,7 @@ def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tupl
 
 
 def _factor(epsilon: float, unit: Unit) -> str:
-    """What e to the power of epsilon bounds, rounded up."""
+    """The bound exp(epsilon), rounded up, in a sentence."""
     if epsilon > LARGE:
         return f"Results may become more than a million times as likely because of the {unit.value}"
     factor = math.exp(epsilon)
@@ -112,7 +112,7 @@ def _factor(epsilon: float, unit: Unit) -> str:
 def markdown(report: Report) -> str:
     """A report of paragraphs, facts and lists as Markdown."""
     lines = [
-        f"# {_plain(report.kind)[:1].upper()}{_plain(report.kind)[1:]}: {_plain(report.title)}",
+        f"# {shared.capital(_plain(report.kind))}: {_plain(report.title)}",
         _plain(report.lead),
     ]
     for section in report.sections:
@@ -131,9 +131,9 @@ def _lines(block: Block) -> list[str]:
             return ["\n".join(f"- **{_plain(label)}**: {_plain(value)}" for label, value in items)]
         case Listing(lines):
             return ["\n".join(f"- {_plain(line)}" for line in lines)]
-    raise errors.refuse("the block", type(block).__name__, "Prose, Facts or Listing")
+    raise errors.refuse("the block", type(block).__name__, "Prose, FactList or Listing")
 
 
 def _plain(text: Any) -> str:
-    """On one line, and nothing in it is a mark of Markdown or HTML."""
+    """Text on one line, with the marks of Markdown and HTML escaped."""
     return re.sub(r"([\\`*_\[\]<>#|])", r"\\\1", " ".join(str(text).split()))

@@ -1,4 +1,4 @@
-"""The report of a sweep's folder, finished or not."""
+"""The report of a sweep, finished or not."""
 
 import json
 import math
@@ -38,7 +38,7 @@ from fedjax_dp.tools.reports.contents import (
     Rows,
     Section,
     Tiles,
-    chosen,
+    exact,
     in_words,
     percent,
 )
@@ -46,10 +46,10 @@ from fedjax_dp.tools.reports.contents import (
 KIND, FOLDER = "sweep", "sweep.json"
 GROUPS = 8  # that colours and shapes can distinguish
 DRAWN, ROWS = 200, 6000  # settings whose curves are drawn, the best ones, and the rows of all of them
-ENDS = (  # of points that have no result: their statuses, and words for them
+ENDS = (  # points without a result: their statuses, heading and text
     (
         ("diverged", "failed"),
-        "Points that were lost",
+        "Points that failed",
         "ended without a result. Their settings are not compared with others.",
     ),
     (
@@ -81,7 +81,7 @@ def of_folder(path: pathlib.Path) -> Report:
     for statuses, heading, line in ENDS:
         if ended := [record for record in records if record["status"] in statuses]:
             sections.append(_ended_section(ended, axes, heading, f"{count(len(ended), 'point')} {line}"))
-    sections += [_choosing(path, records, len(records) >= planned), *_promise(records), _cost(records)]
+    sections += [_selection_cost(path, records, len(records) >= planned), *_promise(records), _cost(records)]
     common = shared.common([record["config"] for record in records])
     sections.append(shared.setting(common, about, "Fields that all points share"))
     lead = f"A sweep over {', '.join(axes) or 'nothing but seeds'}: {count(planned, 'point')}"
@@ -91,7 +91,7 @@ def of_folder(path: pathlib.Path) -> Report:
 
 
 def comparison_section(records: Sequence[Record], axes: Sequence[str]) -> list[Section]:
-    """Clients' own models against training alone and a shared one, where the sweep compares these."""
+    """Personal models against local training and one shared model, if the sweep compares them."""
     try:
         found = compare(records, axes)
     except errors.ConfigurationError:
@@ -100,7 +100,7 @@ def comparison_section(records: Sequence[Record], axes: Sequence[str]) -> list[S
     columns = ["algorithm", "budget", f"mean {words}", "worst tenth", "no worse than both", "regret", "epsilon", "to"]
     rows = [
         [
-            ", ".join([row.algorithm, *(f"{name} {chosen(value)}" for name, value in row.values.items() if value)]),
+            ", ".join([row.algorithm, *(f"{name} {exact(value)}" for name, value in row.values.items() if value)]),
             row.epsilon,
             shared.number(found.measure, row.standing.mean),
             shared.number(found.measure, row.standing.worst_tenth),
@@ -112,29 +112,29 @@ def comparison_section(records: Sequence[Record], axes: Sequence[str]) -> list[S
         for row in found.rows
     ]
     about = (
-        f"{shared.capital(words)} of each client on its own test records: of models of clients' own, of training alone "
-        "(local) and of one shared model, each at its best setting. No worse than both is the share of clients that "
-        "their own model serves at least as well as training alone and the best shared model do; regret is what a "
-        "client loses by it to the better of these two, on average."
+        f"{shared.capital(words)} of each client on its own test records, for personal models, local training and one "
+        'shared model, each at its best setting. "No worse than both" is the share of clients for whom the personal '
+        "model is at least as good as local training and the best shared model. Regret is the mean loss of a client "
+        "against the better of these two."
     )
-    grid = Grid("Clients' own models", columns, rows)
-    return [Section("Are clients' own models worth it?", [Prose([about]), grid])]
+    grid = Grid("Personal models", columns, rows)
+    return [Section("Are personal models worth it?", [Prose([about]), grid])]
 
 
 def words_of(metric: Measure) -> str:
-    """A metric of the test set, which is what a sweep looks at."""
+    """The metric's name without the prefix of the test set, which all metrics of a sweep share."""
     return metric.words.removeprefix("test ")
 
 
 def _rows(settings: Sequence[Setting], axes: Sequence[str], main: Measure) -> tuple[Rows, str | None]:
-    """A row for each setting, and the axis that colours distinguish."""
+    """A row for each setting, and the axis that colours show."""
     places = {name: {value: place for place, value in enumerate(group_by_value(settings, name))} for name in axes}
     group = next((name for name in axes if name != "epsilon" and 1 < len(places[name]) <= GROUPS), None)
     rows = [
         {
             "at": [places[name][value_key(setting.values[name])] for name in axes],
-            "setting": ", ".join(f"{name} {chosen(setting.values[name])}" for name in axes) or "the only setting",
-            "group": "all settings" if group is None else f"{group} {chosen(setting.values[group])}",
+            "setting": ", ".join(f"{name} {exact(setting.values[name])}" for name in axes) or "the only setting",
+            "group": "all settings" if group is None else f"{group} {exact(setting.values[group])}",
         }
         | row
         for setting, row in zip(settings, tables.setting_rows(settings, main))
@@ -143,7 +143,7 @@ def _rows(settings: Sequence[Setting], axes: Sequence[str], main: Measure) -> tu
 
 
 def _by_round(settings: Sequence[Setting], rows: Rows, main: Measure) -> Rows:
-    """The mean of the main metric over the seeds that are done, by round, of the best settings."""
+    """The mean of the main metric over finished seeds, by round, for the best settings."""
     place = {id(setting): row for setting, row in zip(settings, rows)}
     best = [place[id(setting)] for setting in rank_settings(settings, main)]
     longest = max((len(point["history"]) for setting in settings for point in setting.points), default=1)
@@ -156,7 +156,7 @@ def _by_round(settings: Sequence[Setting], rows: Rows, main: Measure) -> Rows:
         for at, score in tables.curve(setting, main):
             found.append(
                 {name: row[name] for name in ("key", "setting", "group")}
-                | {"round": at, "value": score.mean, **tables.within(score, main)}
+                | {"round": at, "value": score.mean, **tables.interval_ends(score, main)}
             )
     return found
 
@@ -170,7 +170,7 @@ def _result(
     about: Mapping[str, Any],
     main: Measure,
 ) -> Section:
-    """The best setting, and how far the sweep is."""
+    """The best setting, and the progress of the sweep."""
     blocks: list[Block] = []
     known = rank_settings(settings, main)
     if known:
@@ -181,21 +181,21 @@ def _result(
             of += f"; 95% interval {shared.number(main, row['low'])} to {shared.number(main, row['high'])}"
         items = [
             (main.words, shared.number(main, score.mean), of),
-            ("epsilon", in_words(best.epsilon), "of that setting, its worst seed"),
+            ("epsilon", in_words(best.epsilon), "worst seed of the best setting"),
             ("settings", in_words(len(settings)), f"{count(len(records), 'point')} of {planned:,}"),
             (
                 "on the Pareto front",
                 in_words(len(tables.front(rows))),
-                "no other is better with at most as much epsilon",
+                "no other is better at the same epsilon or less",
             ),
         ]
         blocks.append(Tiles(items))
         way = "upwards" if main.better > 0 else "downwards"
-        blocks.append(Prose([f"Best: {row['setting']}. Its mean is biased {way}: it was chosen by this very number."]))
+        blocks.append(Prose([f"Best: {row['setting']}. Its mean is biased {way}: it was the criterion of the choice."]))
     else:
-        blocks.append(Prose(["No setting has all its seeds yet, so there is nothing to compare."], "Missing"))
+        blocks.append(Prose(["No setting has finished all its seeds yet, so there is nothing to compare."], "Missing"))
     if len(records) < planned:
-        line = f"{len(records):,} of {planned:,} points are there: the winner may change."
+        line = f"{len(records):,} of {planned:,} points are done, so the best setting may change."
         blocks.append(Prose([line], "Unfinished"))
     facts = [(f"axis {name}", _values(settings, name)) for name in axes]
     seeds = about.get("seeds") or sorted({record["values"]["seed"] for record in records})
@@ -206,31 +206,31 @@ def _result(
 
 
 def _values(settings: Sequence[Setting], axis: str) -> str:
-    values = [chosen(value) for value in values_of(settings, axis)]
-    return ", ".join(values[:12]) + (f", ... {len(values)} in all" if len(values) > 12 else "")
+    values = [exact(value) for value in values_of(settings, axis)]
+    return ", ".join(values[:12]) + (f", ... ({len(values)} values)" if len(values) > 12 else "")
 
 
 def _privacy(
     settings: Sequence[Setting], rows: Rows, axes: Sequence[str], group: str | None, drawn: int, main: Measure
 ) -> list[Block]:
-    """The front, under filters; the curves and the table of what they let through."""
-    named = {name: [chosen(value) for value in values_of(settings, name)] for name in axes}
+    """Filters, and the Pareto front, the curves and the table of the settings that pass them."""
+    named = {name: [exact(value) for value in values_of(settings, name)] for name in axes}
     mark = deployment_mark([point for setting in settings for point in setting.points])
     blocks: list[Block] = [Filters({name: values if len(values) <= FILTERED else [] for name, values in named.items()})]
     names = list(dict.fromkeys(row["group"] for row in rows))
     if any(row["epsilon"] is not None for row in rows):
         about = (
-            "Mean over seeds with its 95% interval, at the epsilon that is proved. The line joins the settings that no "
-            "other one beats with at most as much epsilon."
+            "Mean over seeds with its 95% interval, at the proved epsilon. The line joins the settings that no other "
+            "beats at the same epsilon or less."
         )
         blocks.append(Figure("front", "Pareto front", about, _front_spec(names, group, main, mark), "settings"))
     else:
         blocks.append(Prose(["No setting has a finite epsilon, so there is no front."], "No privacy"))
     if drawn:
         mean = main.words if main.words.startswith("mean ") else f"mean {main.words}"
-        about = f"{mean[0].upper()}{mean[1:]} over the seeds that are done, a line for each setting."
+        about = f"{shared.capital(mean)} over finished seeds, one line for each setting."
         if drawn < len(settings):
-            about += f" Drawn are the best {drawn:,} of {len(settings):,} settings."
+            about += f" Only the best {drawn:,} of {len(settings):,} settings are shown."
         blocks.append(
             Figure(
                 "curves",
@@ -248,11 +248,11 @@ def _privacy(
         "seeds",
         "front",
     ]
-    order = sorted(rows, key=lambda row: math.inf if row["good"] is None else -row["good"])  # what is not known last
+    order = sorted(rows, key=lambda row: math.inf if row["good"] is None else -row["good"])  # unknown ones last
     best = {row["key"] for row in tables.front(rows)}
     table = [
         [
-            *(chosen(settings[row["key"]].values[name]) for name in axes),
+            *(exact(settings[row["key"]].values[name]) for name in axes),
             None if row["value"] is None else main.shown(row["value"]),
             _between(row, main),
             settings[row["key"]].epsilon if row["private"] else "∞",
@@ -261,7 +261,7 @@ def _privacy(
         ]
         for row in order
     ]
-    caption = f"Settings, the best first; intervals of {CONFIDENCE:.0%} over seeds"
+    caption = f"Settings, best first, with {CONFIDENCE:.0%} intervals over seeds"
     blocks.append(Grid(caption, columns, table, keys=[row["key"] for row in order]))
     return blocks
 
@@ -312,26 +312,26 @@ def _curves_spec(names: Sequence[str], group: str | None, main: Measure) -> char
 
 
 def _tips(main: Measure, *more: tuple[str, str, str]) -> list[charts.Spec]:
-    """Of a setting: its mean with the interval, and more."""
+    """Tooltips of a setting: its mean with the interval, and more."""
     form = shared.format_of(main)
     value = [("value", words_of(main), form), ("low", "95% interval from", form), ("high", "to", form)]
     return charts.tips(("setting", "setting", ""), *value, *more)
 
 
 def best_of_each(records: Sequence[Record], axes: Sequence[str]) -> Section:
-    """The best setting of each budget and algorithm, and differences between algorithms."""
+    """The best setting for each budget and algorithm, and the differences between algorithms."""
     found = winners(records, axes, [name for name in USUAL if name in axes])
     cells = found.cells()
     blocks: list[Block] = [Grid(shared.capital(title(found)), list(cells), list(zip(*cells.values(), strict=True)))]
     return Section(
-        "The best of each " + " and ".join(found.by), [*blocks, Prose([shared.sentence(n) for n in found.notes()])]
+        "Best setting for each " + " and ".join(found.by), [*blocks, Prose([shared.sentence(n) for n in found.notes()])]
     )
 
 
 def _ended_section(points: Sequence[Record], axes: Sequence[str], heading: str, line: str) -> Section:
     rows = [
         [
-            *(chosen(one["values"].get(name)) for name in axes),
+            *(exact(one["values"].get(name)) for name in axes),
             one["values"]["seed"],
             one["status"],
             one["reason"] or "–",
@@ -343,28 +343,28 @@ def _ended_section(points: Sequence[Record], axes: Sequence[str], heading: str, 
     return Section(heading, [Prose([line], tone), Grid(heading, columns, rows)])
 
 
-def _choosing(path: pathlib.Path, records: Sequence[Record], finished: bool) -> Section:
-    """What it costs in privacy to choose among the points."""
+def _selection_cost(path: pathlib.Path, records: Sequence[Record], finished: bool) -> Section:
+    """The privacy cost of choosing among the points."""
     cost = read_selection_cost(path, records) if finished else None
     if cost is None:
-        line = "The cost of choosing is not known before the sweep is complete."
-        return Section("The cost of choosing", [Prose([line], "Missing")])
+        line = "The cost is not known before the sweep is complete."
+        return Section("Privacy cost of choosing a setting", [Prose([line], "Missing")])
     blocks: list[Block] = [Prose([shared.sentence(cost["short"]), shared.sentence(cost["statement"])])]
     if cost["short"] == cost["statement"]:
         blocks = [Prose([shared.sentence(cost["statement"])])]
-    return Section("The cost of choosing", blocks)
+    return Section("Privacy cost of choosing a setting", blocks)
 
 
 def _promise(records: Sequence[Record]) -> list[Section]:
-    """The Guarantee of the point with the largest finite epsilon, which covers the others' if they are of a kind."""
+    """The Guarantee of the point with the largest finite epsilon, which covers all others on the same terms."""
     private = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
     if not private:
         return []
     worst = max(private, key=lambda one: float(one["epsilon"]))
     kinds = {tuple(json.dumps(one.get(name)) for name in ("unit", "adjacency", "view", "delta")) for one in private}
-    blocks: list[Block] = [Prose(["Of the point with the largest epsilon: " + shared.sentence(worst["statement"])])]
+    blocks: list[Block] = [Prose(["The point with the largest epsilon: " + shared.sentence(worst["statement"])])]
     if len(kinds) > 1:
-        line = "Points promise different things (unit, neighbours, view or delta): their epsilons do not compare."
+        line = "The points' Guarantees differ in unit, neighbours, view or delta, so their epsilons cannot be compared."
         blocks.append(Prose([line], "Warning"))
     (section,) = shared.guarantee_sections(worst)
     return [Section(section.title, [*blocks, *section.blocks])]
@@ -372,8 +372,8 @@ def _promise(records: Sequence[Record]) -> list[Section]:
 
 def _cost(records: Sequence[Record]) -> Section:
     total = math.fsum(record["seconds"] for record in records)
-    facts = [("time of all points", duration(total)), ("points", len(records))]
+    facts = [("total time", duration(total)), ("points", len(records))]
     if records:
-        facts.append(("time of a point", duration(total / len(records))))
-    line = "A sweep does not count bytes: fedjax-dp run prints those of the configuration that fedjax-dp best prints."
-    return Section("Time and bytes", [FactList(facts), Prose([line])])
+        facts.append(("mean time of a point", duration(total / len(records))))
+    line = "A sweep does not measure traffic: fedjax-dp run does, with the configuration that fedjax-dp best prints."
+    return Section("Time and traffic", [FactList(facts), Prose([line])])

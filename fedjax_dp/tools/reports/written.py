@@ -1,4 +1,4 @@
-"""A report as a file."""
+"""Write reports to files."""
 
 import os
 import pathlib
@@ -10,16 +10,15 @@ from fedjax_dp.tools.reports.page import MARK, page
 from fedjax_dp.tools.reports.statement import markdown, statement_of
 
 SUFFIX = ".html"
-HEAD = 500  # bytes of a file, in which what we wrote says so
+HEAD = 500  # first bytes of a file, which hold `MARK`
 
 
 def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> pathlib.Path:
-    """Write the report of a run, sweep, reproduction or audit to one HTML file that needs nothing else; its path.
+    """Write the report of a run, sweep, reproduction or audit to one self-contained HTML file, and return its path.
 
-    path  the folder of a run, a sweep or a reproduction; or a JSON file: of an audit, a run or a reproduction
-    out   an .html file (default: beside `path`, with its name); a report that was written there is replaced
-    Raises: ConfigurationError for a path that holds nothing known, and for a file that is no report or cannot be
-            written.
+    path  the folder of a run, a sweep or a reproduction; or the JSON file of an audit, a run or a reproduction
+    out   an .html file (default: next to `path`, with its name); it may replace an earlier report
+    Raises: ConfigurationError if `path` holds nothing known, or `out` is another file or cannot be written.
     """
     source = pathlib.Path(path)
     target = target_of(_beside(source) if out is None else pathlib.Path(out))
@@ -30,18 +29,18 @@ def report(path: str | os.PathLike[str], out: str | os.PathLike[str] | None = No
 def report_statement(
     path: str | os.PathLike[str], out: str | os.PathLike[str] | None = None
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Write a page about a run for those who answer for data protection, as HTML and as Markdown; both paths.
+    """Write the privacy statement of a run for data protection officers as HTML and as Markdown; return both paths.
 
     path  the folder of a run
-    out   the .html file, beside which the .md goes (default: beside the folder, with its name and "-statement")
+    out   the .html file; the .md file goes next to it (default: next to the folder, with "-statement" in the name)
     Raises: ConfigurationError as `report` does.
     """
     source = pathlib.Path(path)
     beside = _beside(source)
     target = target_of(beside.with_stem(f"{beside.stem}-statement") if out is None else pathlib.Path(out))
     text = _free(target.with_suffix(".md"))
-    made = statement_of(source)
-    _write({target: page(made), text: f"<!-- {MARK} -->\n\n{markdown(made)}"})
+    statement = statement_of(source)
+    _write({target: page(statement), text: f"<!-- {MARK} -->\n\n{markdown(statement)}"})
     return target, text
 
 
@@ -52,29 +51,27 @@ def _write(files: Mapping[pathlib.Path, str]) -> None:
 
 
 def target_of(target: pathlib.Path) -> pathlib.Path:
-    """Where a report goes: refused, before anything is read, where it could not be written."""
+    """The file for a report; refuses, before anything is read, a path that cannot be written."""
     name = folders.printable(str(target))
     if target.suffix.lower() != SUFFIX:
         raise errors.refuse("out", name, f"a file name that ends in {SUFFIX}", "rename it")
     _free(target)
     try:
         os.lstat(target.with_name(target.name + folders.DRAFT))
-    except FileNotFoundError:  # as it should be
+    except FileNotFoundError:  # a name that a draft can have
         pass
     except OSError as error:
-        raise errors.refuse(
-            "out", name, "a name that a file can have", f"choose another ({folders.reason(error)})"
-        ) from None
+        raise errors.refuse("out", name, "a valid file name", f"choose another ({folders.reason(error)})") from None
     if not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
         raise errors.refuse("out", name, "in a folder that exists and can be written to", "choose another")
     return target
 
 
 def _free(target: pathlib.Path) -> pathlib.Path:
-    """A path where there is nothing, or what was written by us before."""
+    """A path that does not exist, or that holds an earlier report."""
     ours = target.is_file() and not target.is_symlink() and MARK.encode() in _head(target)
     if not ours and (target.exists() or target.is_symlink()):
-        wanted = "a new file, or a report that was written before"
+        wanted = "a new file or an earlier report"
         raise errors.refuse("out", folders.printable(str(target)), wanted, "delete it, or give another --out")
     return target
 
@@ -83,7 +80,7 @@ def _head(path: pathlib.Path) -> bytes:
     try:
         with path.open("rb") as file:
             return file.read(HEAD)
-    except OSError:  # what cannot be read is not known to be ours
+    except OSError:  # an unreadable file is not known to be a report
         return b""
 
 

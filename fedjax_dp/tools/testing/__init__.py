@@ -1,6 +1,6 @@
-"""Checks of a user's own algorithm, or of a function that draws, bounds or samples, for a test of pytest.
+"""Checks of user-defined algorithms, noise sources, bounded sums and samplers, for use in pytest.
 
-With an algorithm made of one's own parts and a small federation:
+With an algorithm of your own parts and a small federation:
 
     from fedjax_dp.tools.testing import check_algorithm
 
@@ -8,12 +8,12 @@ With an algorithm made of one's own parts and a small federation:
         for report in check_algorithm(my_algorithm, my_data, model=my_model, delta=1e-5):
             print(report)
 
-A check raises AssertionError with one line: what, measured, wanted, how certain; else it returns its reports. What a
-part must have to be checked: a privatizer `noise_multiplier` and `clip_norm`, as `RecordGaussian`; an upload the same,
-as `ClientGaussian`. Shapes and numbers of the algorithm are kept, so small models and few clients make quick checks.
-Break your part on purpose, too, and see the check fail.
+A check raises AssertionError with one line (what, measured, wanted, certainty), or returns its reports. A privatizer
+must have `noise_multiplier` and `clip_norm`, as `RecordGaussian` does, and so must an upload, as `ClientGaussian` does.
+Checks keep the algorithm's shapes and numbers, so small models and few clients make them quick. Break your part on
+purpose, too, and see the check fail.
 
-A noise source, a bounded sum or a sampler that is a plain function is checked alone:
+A noise source, a bounded sum or a sampler can also be checked alone, as a plain function:
 
 >>> import jax
 >>> from fedjax_dp.tools.testing import check_noise
@@ -50,8 +50,8 @@ from fedjax_dp.tools.audits.audit import audit, audit_mechanism
 
 __all__ = ["CheckReport", "check_algorithm", "check_audit", "check_noise", "check_sampling", "check_sensitivity"]
 
-ROUNDS = 64  # of the run whose cohorts are looked at
-SIGNIFICANCE = 1e-6  # chance that an audit rejects a right program
+ROUNDS = 64  # of the run whose cohorts are examined
+SIGNIFICANCE = 1e-6  # probability that an audit rejects a correct program
 
 
 def check_algorithm(
@@ -109,7 +109,7 @@ def check_algorithm(
 
 
 def _releases(algorithm: Algorithm, data: FederatedData, model: Model, rounds: int) -> list[list[Release]]:
-    """What the ledger counts of each client that takes part in all rounds."""
+    """The releases in the ledger of each client, if it takes part in all rounds."""
     view = "uploads" if algorithm.upload.unit is None else None
     terms = PrivacyTerms(participation="worst", view=view)
     events = training_events(PlannedRun(algorithm=algorithm, data=data, rounds=rounds, model=model, terms=terms))
@@ -212,7 +212,7 @@ def check_audit(
             not result.proved,
             "audited privacy",
             f"epsilon at least {result.lower:.4g} from {result.outcome.evidence}",
-            f"at most {result.tested:.4g} at delta {result.guarantee.delta:g} against {result.guarantee.view}",
+            f"at most {result.tested_epsilon:.4g} at delta {result.guarantee.delta:g} against {result.guarantee.view}",
             f"false alarm {SIGNIFICANCE:g}",
         )
     return reports

@@ -1,7 +1,7 @@
-"""What trackers get of a run, by name, and what the folder of the run remembers of each of them.
+"""Fields of a run for trackers, and what the folder of the run remembers of each tracker.
 
-An epsilon goes with delta, unit, adjacency, view and statement, under `privacy/`. Under `probe/` stands what only a
-simulator sees. A number that is not known, or not finite, is left out.
+Epsilon has delta, unit, adjacency, view and statement with it, under `privacy/`. Diagnostics that epsilon does not
+cover are under `probe/`. Unknown and infinite numbers are left out.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ OF_PRIVACY = ("epsilon", "delta", "unit", "adjacency", "view", "accountant", "st
 
 
 def config_of(run: Experiment) -> dict[str, Any]:
-    """The configuration as scalars, and the versions that it runs on."""
+    """The configuration as scalars, and the versions of packages."""
     scalars = {
         name: value if isinstance(value, str | bool | int | float) else json.dumps(value)
         for name, value in {"algorithm": run.name, "dataset": run.dataset, **run.spec.to_dict()}.items()
@@ -37,7 +37,7 @@ def config_of(run: Experiment) -> dict[str, Any]:
 
 
 def privacy_of(guarantee: Guarantee) -> dict[str, Any]:
-    """What an epsilon may not stand without; an infinite one is in words."""
+    """Epsilon with its terms; an infinite epsilon is in words."""
     scalars = guarantee.to_dict()
     words = {name: scalars[name] for name in OF_PRIVACY if scalars[name] is not None}
     if guarantee.mark:
@@ -48,14 +48,14 @@ def privacy_of(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def numbers_of_privacy(guarantee: Guarantee) -> dict[str, float]:
-    """Epsilon with its delta, where there is one."""
+    """Epsilon with its delta, if it is finite."""
     return {name: value for name, value in privacy_of(guarantee).items() if isinstance(value, float)}
 
 
 def numbers_of(evaluation: Evaluation, run: Experiment) -> dict[str, float]:
-    """All of an evaluation but its round, and the epsilon so far.
+    """The numbers of an evaluation without its round, and an upper bound on epsilon so far.
 
-    That is at most: of a run that was planned to stop there, or a little later (`Spending.price`).
+    The bound is for a run that was planned to stop there, or a little later (`Spending.price`).
     """
     numbers = {
         f"probe/{name}" if name in PROBES else name: float(value)
@@ -74,9 +74,9 @@ def times_of(result: Result) -> dict[str, float]:
 
 @contextlib.contextmanager
 def files_of(result: Result) -> Iterator[list[pathlib.Path]]:
-    """Files of a finished run, for as long as the block takes: configuration, Guarantee, picture, parameters.
+    """Temporary files of a finished run: configuration, Guarantee, picture, parameters.
 
-    Nothing in them is computed from single records: the ledger of the parameters is without their checksum.
+    None is computed from single records: the ledger of the parameters has no checksum of them.
     """
     ready, privacy = result.ready, privacy_of(result.guarantee)
     known = phases.without_digests(ready.ledger)
@@ -92,12 +92,12 @@ def files_of(result: Result) -> Iterator[list[pathlib.Path]]:
 
 
 class Memory:
-    """What the folder of a run remembers of a tracker, so that the run goes on there: nothing without a folder.
+    """State of a tracker in the folder of a run, so that a resumed run continues there.
 
-    id      of the run, as the tracker calls it
-    round   the last that was written to the tracker
-    rounds  for which it got a Guarantee
-    where   the tracker keeps it: what was written elsewhere does not count
+    id      of the run in the tracker
+    round   the last round written to the tracker
+    rounds  the rounds of the last Guarantee written
+    where   place of the tracker's data; state for another place is ignored
     """
 
     def __init__(self, tracker: str, run: Experiment, where: str) -> None:
@@ -110,7 +110,7 @@ class Memory:
         self._where = where
 
     def keep(self) -> None:
-        """Store it, beside what other trackers have stored since."""
+        """Store the state next to that of other trackers."""
         if self._file is not None:
             mine = {"id": self.id, "round": self.round, "rounds": self.rounds, "where": self._where}
             folders.write_json(self._file, self._all() | {self._tracker: mine})
@@ -122,7 +122,7 @@ class Memory:
 
 @contextlib.contextmanager
 def redirect_output() -> Iterator[None]:
-    """Stdout is the run's own: what a tracker prints there goes to stderr, and what it warns of is its own affair."""
+    """Send what a tracker prints to stderr, since stdout belongs to the run, and ignore its warnings."""
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

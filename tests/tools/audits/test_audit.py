@@ -40,7 +40,7 @@ from fedjax_dp.parts.facts import restates
 from fedjax_dp.pytrees import ravel, replace, value
 from fedjax_dp.rounds.algorithm import without_noise
 from fedjax_dp.rounds.simulation import as_float32_leaves, begin, run_key, simulate
-from fedjax_dp.tools.audits.attacks import LikelihoodRatio, Summed, Weighed
+from fedjax_dp.tools.audits.attacks import LikelihoodRatio, SumOverTimes, WeightedTimes
 from fedjax_dp.tools.audits.audit import audit, audit_mechanism
 from fedjax_dp.tools.audits.canaries import OPPOSITE
 from fedjax_dp.tools.audits.hypothesis_test import counted_trials, pilot_trials, run_hypothesis_test
@@ -222,7 +222,7 @@ def test_identical_worlds_are_told_apart_no_more_often_than_stated():
     runner = TrialRunner(same, 0)
     received = runner.run(same, 0, np.zeros(each * repetitions, bool)).astype(np.float32)
     curve = trade_off(GaussianSteps(1e6, FullBatch(), Adjacency.REPLACE_ONE, 1))
-    attacks = {"summed": Summed(np.ones(2, bool)), "weighed": Weighed()}
+    attacks = {"summed": SumOverTimes(np.ones(2, bool)), "weighed": WeightedTimes()}
     alarms = absolute = 0
     for at in range(repetitions):
         part = received[at * each : (at + 1) * each]
@@ -413,7 +413,7 @@ PLAIN = fdp.fedavg(cohort_size=2, batch_size=4, local_steps=1, learning_rate=0.1
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"algorithm": PLAIN}, "one that has a Guarantee to be tested"),
+        ({"algorithm": PLAIN}, "one with a Guarantee to test"),
         ({"trials": 300}, "trials must be at least 4"),
         ({"canary": "noise"}, "canary must be"),
         ({"client": 9}, "client must be an integer from 0 to 3, got 9"),
@@ -450,10 +450,10 @@ class _NoIntercept(nn.Module):
 def test_claims_are_tested_in_the_place_of_the_guarantee():
     found = audited(records(), trials=4_000, claim=0.5)
     assert found.violated
-    assert found.tested == 0.5
+    assert found.tested_epsilon == 0.5
     assert "0.5 is claimed" in found.verdict
     assert found.to_dict()["violated"] is True
-    assert dataclasses.replace(found, claim=None, proved=False).tested == found.epsilon
+    assert dataclasses.replace(found, claim=None, proved=False).tested_epsilon == found.epsilon
     assert epsilon_of(found.event, DELTA) == pytest.approx(found.epsilon)
 
 
@@ -469,4 +469,4 @@ def test_a_likelihood_ratio_beats_a_sum_where_batches_are_sampled():
         low, high = np.sort(score(absent[2_000:])), score(present[2_000:])
         return np.mean(np.searchsorted(low, high)) / 2_000
 
-    assert overlap(LikelihoodRatio(times, None, 1, rate)) > overlap(Summed(times)) + 0.02
+    assert overlap(LikelihoodRatio(times, None, 1, rate)) > overlap(SumOverTimes(times)) + 0.02

@@ -167,7 +167,9 @@ def test_a_clean_head_under_noise_on_records_is_refuted():
 
 
 def test_where_nothing_of_records_is_told_there_is_nothing_to_audit():
-    with pytest.raises(errors.ConfigurationError, match="view must be one that receives anything made of records"):
+    with pytest.raises(
+        errors.ConfigurationError, match="view must be one that receives anything computed from records"
+    ):
         audited(personal("local"), view=UPLOADS)
     with pytest.raises(errors.ConfigurationError, match="given away as they are"):
         audited(personal("ditto", personal_noise=0.0), view=DEPLOYED)

@@ -121,7 +121,7 @@ def test_help_lists_the_options_of_run_and_those_of_the_audit(capsys, monkeypatc
 
 
 BAD = [
-    (["--algorithm", "fedavg"], "algorithm must be one that has a Guarantee to be tested, got no epsilon; gradients"),
+    (["--algorithm", "fedavg"], "algorithm must be one with a Guarantee to test, got no epsilon; gradients"),
     (["--noise-multiplier", "0"], "gradients are clipped but noise_multiplier is 0"),
     ([*RUN, "--noise-multiplier", "0.001"], "use more noise, or test a smaller claim"),
     ([*RUN, "--trials", "100"], "trials must be at least 410, got 100; with fewer not even"),

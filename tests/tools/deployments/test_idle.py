@@ -193,11 +193,11 @@ def test_templates_state_no_fact_that_nothing_reads():
 
 def test_a_fact_that_nothing_reads_is_refused_in_one_line_with_its_value():
     facts = merged(MESSAGE, {"clip__tensors": 5})
-    with pytest.raises(errors.ConfigurationError, match=r"clip\.tensors must be left out.*got 5; or state"):
+    with pytest.raises(errors.ConfigurationError, match=r"clip\.tensors must be left out.*got 5; or change"):
         check(Deployment.from_dict(facts))
 
 
 def test_a_fact_that_changes_nothing_is_named_with_the_reason():
     facts = merged(RECORD, {"clients": {"law": "poisson", "rate": 0.5, "of": 3}})
     (line,) = check(Deployment.from_dict(facts)).idle
-    assert line.startswith("clients.rate: who is drawn is seen")
+    assert line.startswith("clients.rate: sampled clients are visible")

@@ -108,7 +108,7 @@ def test_what_else_leaves_never_lowers_the_epsilon_of_everything():
     for count in range(len(also) + 1):
         checked = check(replace(CENTRAL, also=also[:count]))
         assert checked.mechanism.epsilon == alone
-        epsilons.append(math.inf if checked.everything is None else checked.everything.epsilon)
+        epsilons.append(math.inf if checked.total is None else checked.total.epsilon)
     assert epsilons == [alone, alone + 0.5, alone + 1.5, math.inf]
 
 
@@ -175,8 +175,8 @@ def test_what_bounds_nothing_has_no_epsilon_and_no_claim_about_it_is_true(change
     checked = check(replace(CENTRAL, **changes))
     assert checked.reasons[0] == reason
     assert checked.verdict == "no privacy"
-    assert checked.everything is None
-    assert checked.failed
+    assert checked.total is None
+    assert checked.fails
     claim = {"epsilon": 1e5, "per": "run"}
     assert check(replace(CENTRAL, **changes, claim=claim)).verdict == "wrong"
 
@@ -195,7 +195,7 @@ def test_what_no_noise_covers_leaves_the_noisy_updates_their_epsilon(changes, re
     checked = check(replace(CENTRAL, **changes, claim={"epsilon": 1e4, "per": "run"}))
     assert checked.reasons == (reason,)
     assert checked.mechanism.epsilon == epsilon(CENTRAL)
-    assert checked.everything is None
+    assert checked.total is None
     assert checked.verdict == "conditional"
 
 
@@ -213,7 +213,7 @@ def test_a_claim_of_fewer_steps_than_are_taken_is_wrong_and_says_how_many_it_is_
     checked = check(replace(RECORD, claim={"epsilon": two, "per": "run"}))
     assert checked.verdict == "wrong"
     assert checked.reasons == ("steps_exceed_plan",)
-    assert "20 noisy steps a client, noise for 10" in checked.claim.reason
+    assert "20 noisy steps per client, but noise for 10" in checked.claim.reason
 
 
 def test_divisors_that_count_who_came_leave_no_amplification():
@@ -245,5 +245,5 @@ def test_every_statement_says_unit_neighbours_view_and_what_was_not_mentioned():
         checked = check(replace(facts), view=view)
         assert f"for one {checked.mechanism.unit}" in checked.statement
         assert str(checked.mechanism.view) in checked.statement
-        assert "assumed not sent" in checked.beside[-1]
+        assert "assumed not sent" in checked.other_releases[-1]
         assert checked.to_dict()["verdict"] == "no claim"

@@ -331,13 +331,13 @@ def test_no_bar_lies_on_an_axis_without_a_zero(scale):
         ({"size": (0, 4)}, "size must be width and height in inches"),
         ({"size": 6}, "size must be width and height in inches"),
         ({"style": "ggplt"}, "did you mean ggplot?"),
-        ({"style": 3}, "style must be a style sheet of matplotlib by its name, or a dictionary of rcParams, got 3"),
+        ({"style": 3}, "style must be the name of a style sheet of matplotlib, or a dictionary of rcParams, got 3"),
         ({"style": {"font.sise": 3}}, "style must be of rcParams, got 'font.sise'; did you mean font.size?"),
-        ({"style": {"font.size": "big"}}, "style font.size must be what matplotlib takes, got 'big'"),
+        ({"style": {"font.size": "big"}}, "style font.size must be a value that matplotlib accepts, got 'big'"),
         ({"ax": "axes"}, "ax must be Axes of matplotlib, got 'axes'; make them with figure.subplots()"),
         ({"ax": [None]}, "ax must be Axes of matplotlib"),
-        ({"ax": own_axes(1)[1], "size": (3, 3)}, "size must be left out beside ax, got (3, 3)"),
-        ({"ax": own_axes(1)[1], "style": "ggplot"}, "style must be left out beside ax, got ggplot"),
+        ({"ax": own_axes(1)[1], "size": (3, 3)}, "size must be left out together with ax, got (3, 3)"),
+        ({"ax": own_axes(1)[1], "style": "ggplot"}, "style must be left out together with ax, got ggplot"),
         ({"axes": None}, "argument must be one of ax, size, style, got 'axes'"),
     ],
 )
@@ -351,7 +351,7 @@ def test_looks_that_are_none_end_in_one_line(look, told):
 def test_axes_of_several_figures_and_a_size_without_room_are_refused():
     with pytest.raises(ConfigurationError, match="ax must be of one figure, got Axes of several figures"):
         figures.plot_clients(SHARES, "x", ax=[own_axes(1)[1][0], own_axes(1)[1][0]])
-    with pytest.raises(ConfigurationError, match="size must be larger: beside all that is written there is no room"):
+    with pytest.raises(ConfigurationError, match="size must be larger: the texts leave no room"):
         SWEEP.plot("small.png", size=(1, 1))
     assert not pathlib.Path("small.png").exists()
 
@@ -373,7 +373,7 @@ def test_in_a_paper_no_word_is_cut_and_most_of_the_width_is_drawn_in(name):
     figure = draw(style="paper")
     draw(style="paper", size=tuple(figure.get_size_inches()))  # which would be refused if a word were cut
     assert figure.axes[0].bbox.width > 0.55 * figure.bbox.width
-    with pytest.raises(ConfigurationError, match="size must be larger: beside all that is written there is no room"):
+    with pytest.raises(ConfigurationError, match="size must be larger: the texts leave no room"):
         draw(style="paper", size=(1.5, 1))
 
 

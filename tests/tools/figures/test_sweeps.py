@@ -123,7 +123,7 @@ def test_what_halving_stopped_is_marked_everywhere_and_nowhere_as_failed(panel):
     assert "stopped\nat 20" in [text.get_text() for text in panel.texts]
     assert figures.small_print(settings, True) == (
         "means over 3 seeds; bands and bars: 95% intervals of the mean (Student's t); 3 of 9 points stopped at a rung "
-        "of halving, where other settings were better; no point failed"
+        "of halving; no point failed"
     )
 
 
@@ -261,7 +261,7 @@ def test_colours_are_not_spent_on_a_setting_that_learned_nothing():
 
 def test_influence_ranks_axes_by_the_spread_of_their_means():
     settings = settings_of(sweep(clip_norms=(1.0, 1.1)), AXES)
-    assert figures.influential(settings, MEASURES.main) == ["epsilon", "algorithm", "clip_norm"]
+    assert figures.rank_axes(settings, MEASURES.main) == ["epsilon", "algorithm", "clip_norm"]
     assert figures.two_axes(settings, ["epsilon", "algorithm", "clip_norm"]) == ("epsilon", "clip_norm")
     assert figures.two_axes(settings, ["algorithm", "epsilon"]) == ("algorithm", "epsilon")
 

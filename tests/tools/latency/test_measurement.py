@@ -69,7 +69,7 @@ def test_each_variant_lacks_one_more_part(model):
     assert not isinstance(ladder["clipping"][0].local.privatizer.source, measurement.Silence)
     assert isinstance(ladder["noise"][0].local.privatizer.source, measurement.Silence)
     assert isinstance(ladder["noise"][0].local.batches, FixedBatches)
-    assert isinstance(ladder["sampling"][0].local.batches, measurement.GivenBatches)
+    assert isinstance(ladder["sampling"][0].local.batches, measurement.ConsecutiveBatches)
     assert ladder["gradient"][1] == measurement.Idle(model, reads=True)
     assert ladder["gather"][1] == measurement.Idle(model, reads=False)
 
@@ -88,7 +88,7 @@ def test_what_is_not_there_is_not_left_out(model):
 
 @pytest.mark.slow
 def test_batches_that_are_counted_off_have_the_shapes_of_drawn_ones():
-    drawn, given = FixedBatches(size=BATCH), measurement.GivenBatches(base=FixedBatches(size=BATCH))
+    drawn, given = FixedBatches(size=BATCH), measurement.ConsecutiveBatches(base=FixedBatches(size=BATCH))
     key, records = jax.random.key(0), jnp.int32(RECORDS)
     for a, b in zip(
         drawn.sample(key, records, STEPS, RECORDS, RECORDS),

@@ -10,7 +10,7 @@ from fedjax_dp import folders
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.tools import cli
 from fedjax_dp.tools.papers.citations import CITATIONS, markdown
-from fedjax_dp.tools.papers.noise import PRESCRIBED
+from fedjax_dp.tools.papers.noise import NOISE_THEOREMS
 from fedjax_dp.tools.papers.reproductions.recipe import BEST, read_recipe, recipes
 from fedjax_dp.tools.papers.settings import PAPERS
 
@@ -41,7 +41,7 @@ def test_citations_are_those_that_are_known():
 def test_every_name_of_a_paper_is_cited():
     others = {"moments", "adaptive_clipping"}  # an accountant, and a work that its rows cite
     assert set(PAPERS) == {*CITATIONS, *others}
-    assert set(PRESCRIBED) < set(CITATIONS)
+    assert set(NOISE_THEOREMS) < set(CITATIONS)
     folders = list(dict.fromkeys(name.split("/")[0] for name in recipes()))
     assert folders == [*CITATIONS, BEST]
     for name in recipes():
@@ -64,7 +64,7 @@ def test_a_run_of_before_the_names_is_refused_with_the_choices(capsys, tmp_path)
     (tmp_path / "config.toml").write_text(text)
     assert cli.main(["run", str(tmp_path / "config.toml")]) == 2
     (told,) = capsys.readouterr().err.splitlines()
-    assert f"one of per_client, common_worst, {', '.join(PRESCRIBED)}, got 'paper_000'" in told
+    assert f"one of per_client, common_worst, {', '.join(NOISE_THEOREMS)}, got 'paper_000'" in told
 
 
 def printed(capsys, *arguments):

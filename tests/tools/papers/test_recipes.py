@@ -27,7 +27,7 @@ from fedjax_dp.tools.papers.reproductions.cells import CellKey, cells_of, sweep_
 from fedjax_dp.tools.papers.reproductions.recipe import SCALES, concerns, parse, read_recipe, recipes
 from fedjax_dp.tools.papers.reproductions.reproduce import reproduce
 from fedjax_dp.tools.papers.reproductions.reproduction import Reproduction
-from fedjax_dp.tools.papers.reproductions.rows import claims_of, published, rows_of
+from fedjax_dp.tools.papers.reproductions.rows import claims_of, published_number, rows_of
 
 TINY = """
 title = "accuracy of two methods"
@@ -138,7 +138,7 @@ def test_every_published_number_has_its_row():
     for name, told in golden.items():
         recipe = read_recipe(name)
         places = {cell.place for cell in cells_of(recipe, recipe.scales["full"])}
-        shown = [place for place in places if published(recipe, place)[0] is not None]
+        shown = [place for place in places if published_number(recipe, place)[0] is not None]
         numbers = [numbers for lines in told.values() for numbers in lines.values()]
         assert len(shown) == sum(len(one) if isinstance(one, dict) else 1 for one in numbers)
 
@@ -316,7 +316,7 @@ def test_claims_compare_values_along_an_axis_and_mind_what_is_better():
 
 def test_a_claim_about_what_was_not_run_says_so():
     (claim, _) = claims_of(tiny(), table_of(tiny(), {(DPNFL, "literal"): [80.0]}))
-    assert claim.verdict == "no verdict, as one of the two is not there"
+    assert claim.verdict == "no verdict, as one of the two is missing"
 
 
 def test_the_table_in_markdown():

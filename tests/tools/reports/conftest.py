@@ -37,10 +37,10 @@ def run_folder(tmp_path_factory):
 def unspent(monkeypatch):
     """Epsilon by round is left out, where a test is about something else."""
 
-    def spent(*_):
+    def unknown(*_):
         raise errors.ConfigurationError("not looked for")
 
-    monkeypatch.setattr("fedjax_dp.tools.reports.spending.spent", spent)
+    monkeypatch.setattr("fedjax_dp.tools.reports.spending.epsilon_by_round", unknown)
 
 
 @pytest.fixture

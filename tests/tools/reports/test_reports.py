@@ -73,7 +73,7 @@ def test_the_ledger_says_of_epsilon_by_round_what_the_configuration_says(run_fol
     by_plan = kinds.read_report(without_rounds(run_folder, tmp_path))
     for one, other in zip(by_ledger.data["spent"], by_plan.data["spent"], strict=True):
         assert [one[name] for name in EPSILONS] == pytest.approx([other[name] for name in EPSILONS], rel=1e-9)
-    assert "The line across is the budget, 4." in page(by_ledger)
+    assert "The horizontal line is the budget, 4." in page(by_ledger)
 
 
 def test_the_line_of_a_budget_goes_across_and_nowhere_else():
@@ -89,9 +89,9 @@ def test_the_line_of_a_budget_goes_across_and_nowhere_else():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"made of": "values of Python"}, "made of values of Python"),
-        ({"config": {"model": "net.py:Net"}}, "code of its user, which a report does not run"),
-        ({"config": {"dataset": "mnist"}}, "files of mnist are not at hand, and a report downloads nothing"),
+        ({"made of": "values of Python"}, "made of Python values"),
+        ({"config": {"model": "net.py:Net"}}, "user-defined code, which a report does not execute"),
+        ({"config": {"dataset": "mnist"}}, "files of mnist are missing, and a report downloads nothing"),
         ({"checksums": {"data": "0"}}, "data of the run"),
     ],
 )
@@ -99,22 +99,22 @@ def test_epsilon_by_round_is_told_unknown_rather_than_guessed(run_folder, change
     monkeypatch.setenv("FEDJAX_DP_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     from fedjax_dp.experiments.console import Screen
-    from fedjax_dp.tools.reports.spending import spent
+    from fedjax_dp.tools.reports.spending import epsilon_by_round
 
     folder = without_rounds(run_folder, tmp_path)
     about = json.loads((folder / "run.json").read_text())
     about |= {name: {**about[name], **new} if isinstance(new, dict) else new for name, new in change.items()}
     with pytest.raises(errors.ConfigurationError, match=why):
-        spent(folder, about, 4.0, Screen(quiet=True))
+        epsilon_by_round(folder, about, 4.0, Screen(quiet=True))
 
 
 def test_epsilon_by_round_must_end_at_the_guarantee(run_folder):
     from fedjax_dp.experiments.console import Screen
-    from fedjax_dp.tools.reports.spending import spent
+    from fedjax_dp.tools.reports.spending import epsilon_by_round
 
     about = json.loads((run_folder / "run.json").read_text())
-    with pytest.raises(errors.ConfigurationError, match=r"the folder says 3\.5"):
-        spent(run_folder, about, 3.5, Screen(quiet=True))
+    with pytest.raises(errors.ConfigurationError, match=r"the folder holds 3\.5"):
+        epsilon_by_round(run_folder, about, 3.5, Screen(quiet=True))
 
 
 def test_rounds_that_are_accounted_for_are_few_and_have_both_ends():
@@ -150,7 +150,7 @@ def test_an_unfinished_run_says_how_far_it_is(run_folder, tmp_path):
     made = page(report)
     assert "The run is at round 4 of 6" in made
     assert "is of all 6 rounds, done or not" in made
-    assert "Time and bytes are known when the run is finished" in made
+    assert "Time and traffic are known once the run is finished" in made
     assert "Epsilon by round is not known: not looked for" in made
     (folder / "metrics.json").unlink()
     assert "Nothing has been evaluated yet" in page(kinds.read_report(folder))
@@ -170,7 +170,7 @@ def test_what_a_run_does_not_know_is_said_with_the_way_to_get_it(run_folder, tmp
     assert "--holdout 0.2" in made
     assert "--train-metrics true" in made
     assert "Nothing is promised" in made
-    assert "Epsilon by round is infinite" in made
+    assert "Epsilon is infinite from the first round on" in made
     assert "figure-noise" not in made
 
 

@@ -19,7 +19,7 @@ from fedjax_dp.tools.reports.statement import markdown, statement
 pytestmark = pytest.mark.slow  # their pages are made of whole runs
 
 CONFIG = {"algorithm": "dpnfl", "dataset": "digits", "rounds": 10}
-PARTS = ["The promise", "What it means", "It holds if all of this is true", "What is not covered", "Words", "Origin"]
+PARTS = ["The promise", "What it means", "It holds if all of these are true", "What is not covered", "Words", "Origin"]
 
 
 def _of(epsilon=1.0, unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE, view=View.UPLOADS, **more):

@@ -1,1 +1,1 @@
-"""What results say, as rows: worked out once, for pictures and for reports."""
+"""Results as rows, computed once for pictures and reports."""

@@ -1,4 +1,4 @@
-"""Tables that pictures of a sweep are drawn from, worked out here once: for matplotlib, and for the report."""
+"""Tables of a sweep for its pictures and its report."""
 
 import math
 from collections.abc import Sequence
@@ -15,11 +15,11 @@ def setting_rows(settings: Sequence[Setting], metric: Measure) -> Rows:
     """A row for each setting, in their order.
 
     key         its place
-    epsilon     proved, of settings with one budget the largest, see `epsilon_places`; None where none is finite,
-                without privacy or without a Guarantee, see `private`
-    value       mean of the metric over the seeds that are done, with the interval `low` to `high`; None: not known
-    good        what is larger for the better of two; None where a seed failed, as such a setting is never chosen
-    seeds, lost how many the mean is over, and how many failed
+    epsilon     proved, the largest of settings with one budget (see `epsilon_places`); None if it is not finite,
+                without privacy or without a Guarantee (see `private`)
+    value       mean of the metric over finished seeds, with the interval `low` to `high`; None if unknown
+    good        larger for better settings; None if a seed failed, as such a setting is never chosen
+    seeds, lost numbers of finished and failed seeds
     """
     rows = []
     for key, (setting, place) in enumerate(zip(settings, epsilon_places(settings), strict=True)):
@@ -31,7 +31,7 @@ def setting_rows(settings: Sequence[Setting], metric: Measure) -> Rows:
                 "private": math.isfinite(setting.epsilon),
                 "value": finite(score.mean),
                 "good": finite(goodness(setting, metric)) if setting.comparable(metric) else None,
-                **within(score, metric),
+                **interval_ends(score, metric),
                 "seeds": score.seeds,
                 "lost": setting.failures,
             }
@@ -40,7 +40,7 @@ def setting_rows(settings: Sequence[Setting], metric: Measure) -> Rows:
 
 
 def front(rows: Rows) -> Rows:
-    """Rows of settings that no other one beats with at most as much epsilon, in order of it; of equals the first."""
+    """Rows of settings that no other beats at the same epsilon or less, in order of epsilon; the first of equals."""
     known = [row for row in rows if row["epsilon"] is not None and row["good"] is not None]
     found: Rows = []
     for row in sorted(known, key=lambda row: (row["epsilon"], -row["good"], row["key"])):
@@ -50,19 +50,19 @@ def front(rows: Rows) -> Rows:
 
 
 def curve(setting: Setting, metric: Measure) -> list[tuple[int, Interval]]:
-    """Rounds that every finished seed, or stopped one, was evaluated after, and the metric there over these seeds."""
-    seen: dict[int, list[float]] = {}
+    """The rounds at which every finished (else every stopped) seed was evaluated, and the metric over these seeds."""
+    numbers_at: dict[int, list[float]] = {}
     points = setting.done_points or setting.stopped_points
     for point in points:
         for evaluation in point["history"]:
             number = metric_value(evaluation, metric.name)
             if number is not None and math.isfinite(number):
-                seen.setdefault(evaluation["round"], []).append(number)
+                numbers_at.setdefault(evaluation["round"], []).append(number)
     every = len(points)
-    return [(at, interval(numbers)) for at, numbers in sorted(seen.items()) if len(numbers) == every]
+    return [(at, interval(numbers)) for at, numbers in sorted(numbers_at.items()) if len(numbers) == every]
 
 
-def within(score: Interval, metric: Measure) -> dict[str, float | None]:
-    """The ends of an interval, within what the metric can be."""
+def interval_ends(score: Interval, metric: Measure) -> dict[str, float | None]:
+    """The ends of an interval, cut at the metric's range."""
     cut = score.within(metric)
     return {"low": finite(cut.low), "high": finite(cut.high)}

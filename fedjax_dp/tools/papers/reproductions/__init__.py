@@ -1,1 +1,1 @@
-"""The papers' tables and figures: as published, by the literal recipe, by the correct reading, and what each proves."""
+"""Reproductions of papers' tables and figures: published, literal and correct numbers, with proved epsilons."""

@@ -1,4 +1,4 @@
-"""The runs behind a recipe: one cell for every panel, line, value and reading, and the sweep that holds them all."""
+"""The runs of a recipe: one cell for every panel, line, value and reading, and the sweep of them all."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,18 +13,18 @@ from fedjax_dp.tools.papers.reproductions.recipe import READINGS, Fields, Recipe
 
 
 class CellKey(NamedTuple):
-    """Where a number stands in a table or figure."""
+    """The place of a number in a table or figure."""
 
     panel: str
     line: str
-    x: float | str | None = None  # value of what varies along an axis
+    x: float | str | None = None  # value on the axis
 
 
 Reading = tuple[CellKey, str]
 
 
 class Cell(NamedTuple):
-    """One reading of a place: the fields of its runs."""
+    """One reading of a place, with the fields of its runs."""
 
     place: CellKey
     reading: str
@@ -43,10 +43,10 @@ def cells_of(
     recipe: Recipe,
     scale: RecipeScale,
     only: str = "*",
-    chosen: Mapping[str, Any] | None = None,
+    choice: Mapping[str, Any] | None = None,
     extra: Fields | None = None,
 ) -> list[Cell]:
-    """Every cell at a scale; `only` these panels. `chosen` is what a search chose, `extra` wins over everything."""
+    """All cells of a scale, for panels that match `only`. `choice` is the result of a search; `extra` overrides all."""
     cells = []
     for panel, line in pairs(recipe, scale, only):
         searched = line.options.get("chosen", False)
@@ -57,7 +57,7 @@ def cells_of(
                     | panel.fields
                     | (recipe.search["fields"] if searched else {})
                     | line.fields
-                    | (dict(chosen or {}) if searched else {})
+                    | (dict(choice or {}) if searched else {})
                     | recipe.readings[reading]
                     | panel.readings[reading]
                     | line.readings[reading]
@@ -78,7 +78,7 @@ def cells_of(
 
 
 def _values(recipe: Recipe, panel: RecipePart, scale: RecipeScale) -> list[tuple[float | str | None, Fields]]:
-    """What varies in a panel: x with the fields it sets; one without any where nothing varies."""
+    """The x values of a panel with the fields that they set; a single None if nothing varies."""
     along = str(panel.options.get("along", recipe.along))
     values: Sequence[Any] = panel.options.get("values", recipe.values)
     if not values:
@@ -95,7 +95,7 @@ def _values(recipe: Recipe, panel: RecipePart, scale: RecipeScale) -> list[tuple
 
 
 def _applicable_fields(fields: Fields) -> Fields:
-    """The fields without those that the algorithm does not take, and with one kind of noise and batches."""
+    """The fields that the algorithm takes, with one kind of noise and batches."""
     errors.require_choice("algorithm", fields["algorithm"], CATALOGUE)
     entry, known = CATALOGUE[fields["algorithm"]], options_of()
     for name in fields:
@@ -111,14 +111,14 @@ def _applicable_fields(fields: Fields) -> Fields:
 
 
 def sweep_of(cells: Sequence[Cell], seeds: Sequence[int], data_dir: str | None) -> SweepConfig:
-    """The sweep of all different runs among the cells."""
+    """The sweep of all distinct runs among the cells."""
     different = {identity(cell.config(seeds[0])): cell.fields for cell in cells}
     base = {} if data_dir is None else {"data_dir": data_dir}
     return SweepConfig(base=base, points=tuple(different.values()), seeds=tuple(seeds))
 
 
 def unavailable(recipe: Recipe, cells: Sequence[Cell], data_dir: str | None) -> dict[str, str]:
-    """Panels whose data set is not at hand, with what to get."""
+    """Panels whose data set is missing, with the remedy."""
     needed = {panel.key: panel.options.get("records", 0) for panel in recipe.panels}
     reasons: dict[str, str] = {}
     held: dict[str, int | str] = {}

@@ -1,4 +1,4 @@
-"""What the last hidden layers of local models make of their own clients' records (rfedavg, Fig. 1)."""
+"""Features of clients' records in the last hidden layers of local models (rfedavg, Fig. 1)."""
 
 import pathlib
 from typing import Any, NamedTuple
@@ -15,11 +15,11 @@ from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.round import run_round
 
-CLIENTS, RECORDS = 3, 150  # that are looked at, and of each
+CLIENTS, RECORDS = 3, 150  # number of clients, and of records of each
 
 
 class Cloud(NamedTuple):
-    """Features of a few clients' records, each by its client's own model after one more round of local steps."""
+    """Features of a few clients' records, by each client's local model after one more round."""
 
     features: np.ndarray  # (CLIENTS * RECORDS, features)
     clients: np.ndarray  # whose record
@@ -27,7 +27,7 @@ class Cloud(NamedTuple):
 
     @property
     def separation(self) -> float:
-        """The part of the variance that lies between clients (%): near 0 if they feel alike, 100 if apart."""
+        """The share of the variance between clients (%): near 0 if their features are alike, 100 if apart."""
         means = [self.features[self.clients == client].mean(0) for client in range(CLIENTS)]
         between = np.mean(np.sum((np.array(means) - self.features.mean(0)) ** 2, axis=1))
         return float(100 * between / np.sum(self.features.var(0)))
@@ -37,12 +37,12 @@ class Cloud(NamedTuple):
         from sklearn.manifold import TSNE  # slow to import
         from threadpoolctl import threadpool_limits
 
-        with threadpool_limits(1):  # so few records: threads that wait for each other cost more than they bring
+        with threadpool_limits(1):  # few records: more threads would only wait for each other
             return TSNE(2, perplexity=30.0, init="pca", random_state=0).fit_transform(self.features)
 
 
 def cloud_of(run: PlannedRun) -> Cloud:
-    """Train, then let every client take the local steps of one more round and look at its own records.
+    """Train, run the local steps of one more round, and compute features of each client's records.
 
     Clients have weight 1 (estimator mean), so that a message is an update.
     """
@@ -73,13 +73,13 @@ def _one_more(algorithm: Algorithm, run: PlannedRun, state: Any) -> Any:
 
 
 def save(cloud: Cloud, path: pathlib.Path) -> None:
-    """Write a cloud whole, or not."""
+    """Write a cloud atomically."""
     with folders.draft_file(path) as draft, draft.open("wb") as file:
         np.savez(file, **cloud._asdict())
 
 
 def load(path: pathlib.Path) -> Cloud | None:
-    """A cloud that was saved, if it was."""
+    """A saved cloud, or None."""
     if not path.is_file():
         return None
     with np.load(path, allow_pickle=False) as arrays:

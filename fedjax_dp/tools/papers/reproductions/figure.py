@@ -1,4 +1,4 @@
-"""Figures of a reproduction: what was published beside what came out here."""
+"""Figures of a reproduction: published and reproduced numbers."""
 
 import functools
 import os
@@ -21,15 +21,14 @@ from fedjax_dp.tools.papers.reproductions.rows import ResultRow, abouts
 READ: dict[str, dict[str, Any]] = {"literal": {"ls": "--", "mfc": "none", "alpha": 0.75}, "correct": {}}
 PUBLISHED: dict[str, Any] = {"marker": "D", "ls": "none", "ms": 6}
 DPI = 160
-# How many panels in how many columns, inches, and what draws on them.
+# Numbers of panels and columns, inches, and the function that draws.
 Drawing = tuple[tuple[int, int], tuple[float, float], Callable[[canvas.Page], None]]
 
 
 def draw(done: Reproduction, path: str | os.PathLike[str] | None = None, **look: Unpack[canvas.Look]) -> Figure:
-    """One picture: panels side by side, metrics one below the other. `look` is ax, size and style.
+    """Draw one picture with a panel for each metric and panel of the recipe. `look` is ax, size and style.
 
-    Of single numbers there is one panel for each metric; of features, for each panel and line of the recipe; else for
-    each metric and panel.
+    Single numbers have one panel for each metric, features one for each panel and line of the recipe.
     """
     panels = [group for group in done.recipe.panels if any(row.place.panel == group.key for row in done.rows)]
     kinds = {"final": _dots, "features": _clouds}
@@ -47,7 +46,7 @@ def draw(done: Reproduction, path: str | os.PathLike[str] | None = None, **look:
 
 
 def _grid(panels: int, columns: int, figure: Any) -> list[Any]:
-    """So many panels in rows; the rest of the last row stays empty."""
+    """Panels in rows; the rest of the last row stays empty."""
     rows = -(-panels // columns)
     axes = figure.subplots(rows, columns, squeeze=False).flat
     for axis in axes[panels:]:
@@ -56,7 +55,7 @@ def _grid(panels: int, columns: int, figure: Any) -> list[Any]:
 
 
 def _dots(done: Reproduction, groups: Sequence[Any]) -> Drawing:
-    """One value per line: lines below each other, readings and the published number side by side."""
+    """Draw one value for each line, with readings and the published number side by side."""
     metrics = done.recipe.metrics
     height = 1.3 + 0.24 * sum(1 for row in done.rows if row.metric == metrics[0]) + 0.3 * len(groups)
 
@@ -69,7 +68,7 @@ def _dots(done: Reproduction, groups: Sequence[Any]) -> Drawing:
 
 
 def _dot_panel(axis: Any, done: Reproduction, groups: Sequence[Any], metric: str) -> None:
-    """A metric of all lines, under the names of their panels."""
+    """Draw a metric of all lines, under the names of their panels."""
     at, ticks, labels = 0.0, [], []
     keys = [line.key for line in done.recipe.lines]
     for group in groups:
@@ -91,7 +90,7 @@ def _dot_panel(axis: Any, done: Reproduction, groups: Sequence[Any], metric: str
 
 
 def _clouds(done: Reproduction, groups: Sequence[Any]) -> Drawing:
-    """Features of a few clients in the plane: a colour and a marker for each client."""
+    """Draw features of a few clients in the plane, with a colour and a marker for each client."""
     shown = {place: cloud for (place, reading), cloud in done.clouds.items() if reading == "correct"}
     columns = len({place.panel for place in shown})
     order = [group.key for group in (*done.recipe.lines, *done.recipe.panels)]
@@ -136,7 +135,7 @@ def _handles(rows: Sequence[ResultRow]) -> list[Line2D]:
 
 
 def _curves(done: Reproduction, groups: Sequence[Any]) -> Drawing:
-    """A metric against rounds or against what varies, one line per method; one column per panel up to four."""
+    """Draw a metric against rounds or x, one line for each method, in up to four columns."""
     metrics = done.recipe.metrics
     columns = min(len(groups), 4)
     places = [(metric, group) for metric in metrics for group in groups]
@@ -154,14 +153,14 @@ def _curves(done: Reproduction, groups: Sequence[Any]) -> Drawing:
 
 
 def _line_look(done: Reproduction, key: str) -> dict[str, Any]:
-    """Colour, marker and width of a line; whether it is broken is for the reading to say."""
+    """Colour, marker and width of a line; the reading sets its dashes."""
     rank = [group.key for group in done.recipe.lines].index(key)
     look = styles.line_look(rank, len(done.recipe.lines)) | {"ls": "-"}
     return look | {"color": PALETTE[rank % len(PALETTE)], "mew": 1.0}
 
 
 def _curve_panel(axis: Any, done: Reproduction, metric: str, group: Any) -> None:
-    """A metric of one panel of the recipe, or why there is none."""
+    """Draw a metric of one panel of the recipe, or write why there is none."""
     rows = [row for row in done.rows if row.metric == metric and row.place.panel == group.key]
     axis.set_title(group.title, fontsize="medium")
     axis.set_ylabel(MEASURES[metric].label, fontsize=SMALL)

@@ -1,4 +1,4 @@
-"""What tables and figures show of a finished run, by name."""
+"""Measures of a finished run for tables and figures, by name."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,7 +10,7 @@ if TYPE_CHECKING:  # so that measures are listed without JAX
     from fedjax_dp.rounds.algorithm import Algorithm
 
 LAST = 5  # evaluations
-CLASSES = measures_of(  # the papers classify
+CLASSES = measures_of(  # the papers' task
     {
         "name": "classes",
         "loss": {"words": "cross-entropy", "unit": "nats", "signed": False},
@@ -23,17 +23,17 @@ class PaperMeasure(NamedTuple):
     """One number of a run, in the unit of the papers."""
 
     label: str
-    better: int  # 1 where larger is better, -1 where smaller is
+    better: int  # 1 if larger is better, -1 if smaller is
     of: Callable[[Record], float | None]
     digits: int = 2
-    field: str | None = None  # of an evaluation, where there is a curve
+    field: str | None = None  # of an evaluation, for a curve
     spread: float = 0.5  # of a published number without a standard deviation
 
     def curve(self, record: Record) -> list[tuple[int, float]]:
-        """(round, number) of every evaluation that knows it."""
+        """(round, number) of every evaluation that has it."""
         if self.field is None:
             return []
-        known = [(seen["round"], seen.get(self.field)) for seen in record["history"]]
+        known = [(row["round"], row.get(self.field)) for row in record["history"]]
         return [(at, CLASSES[self.field].shown(number)) for at, number in known if number is not None]
 
 
@@ -41,7 +41,7 @@ def _last(name: str, count: int = 1) -> Callable[[Record], float | None]:
     """The mean over the last evaluations."""
 
     def of(record: Record) -> float | None:
-        numbers = [seen.get(name) for seen in record["history"][-count:]]
+        numbers = [row.get(name) for row in record["history"][-count:]]
         if not numbers or any(number is None for number in numbers):
             return None
         return CLASSES[name].shown(1) * sum(numbers) / len(numbers)
@@ -52,11 +52,11 @@ def _last(name: str, count: int = 1) -> Callable[[Record], float | None]:
 def _rounds_to_target(record: Record) -> float | None:
     """The first evaluated round at the configuration's target; None if it is not reached."""
     measure, value = target_of(record["config"]["target"], CLASSES)
-    return next((seen["round"] for seen in record["history"] if measure.reached(seen[measure.name], value)), None)
+    return next((row["round"] for row in record["history"] if measure.reached(row[measure.name], value)), None)
 
 
 def _squared_error(record: Record) -> float | None:
-    """Over all test records at the end, of clients' own models where they have some."""
+    """The final error over all test records, of personal models if there are any."""
     last = record["history"][-1]
     own: float | None = last["personal_pooled"]  # the root
     return last["test_mse"] if own is None else own**2
@@ -80,10 +80,10 @@ MEASURES: dict[str, PaperMeasure] = {
 }
 SEPARATION = "feature_separation"  # see `features`
 MEASURES[SEPARATION] = PaperMeasure("variance of features between clients (%)", -1, lambda _: None, 1)
-BYTES = "feature_bytes"  # counted from the parts of an algorithm, nothing is run
+BYTES = "feature_bytes"  # computed from the parts of an algorithm, without a run
 MEASURES[BYTES] = PaperMeasure("mean features that one client receives in a round (bytes)", -1, lambda _: None, 0)
 
 
 def message_bytes(algorithm: "Algorithm", params: int, features: int, members: int, clients: int) -> float:
-    """BYTES of an algorithm: what its local steps send beside model and update, four bytes a number."""
+    """BYTES of an algorithm: what local steps receive in addition to the model, four bytes a number."""
     return 4.0 * algorithm.local.floats(params, features, members, clients).down

@@ -43,7 +43,7 @@ from fedjax_dp.tools.papers.citations import CITATIONS
 Fields = dict[str, Any]
 READINGS = ("literal", "correct")
 SCALES = ("smoke", "small", "full")
-BEST = "best"  # beside the papers: what this project reaches in their settings
+BEST = "best"  # this project's best results in the papers' settings
 FIGURES = ("final", "rounds", "along", "features")
 _OF_PANEL = ("title", "along", "values", "records", *READINGS)
 _OF_LINE = ("title", "chosen", "without", "panels", *READINGS)
@@ -63,12 +63,12 @@ class RecipePart:
 
 @dataclasses.dataclass(frozen=True)
 class RecipeScale:
-    """How much of a recipe is run."""
+    """The scale at which a recipe is run."""
 
     name: str
     seeds: int
     fields: Fields
-    values: int | None = None  # of `along`, evenly chosen
+    values: int | None = None  # of `along`, evenly spaced
     search: Fields = dataclasses.field(default_factory=dict)
     panels: str = "*"
     lines: str = "*"
@@ -98,17 +98,17 @@ class Recipe:
 
     @property
     def titles(self) -> dict[str, str]:
-        """Of panels and lines, by their keys."""
+        """The titles of panels and lines by their keys."""
         return {group.key: group.title for group in (*self.panels, *self.lines)}
 
-    def changed(self, scale: RecipeScale) -> Fields:
-        """What a scale sets otherwise than the paper."""
+    def changes(self, scale: RecipeScale) -> Fields:
+        """The fields that a scale sets differently from the paper."""
         papers = self.scales["full"].fields
         return {name: value for name, value in scale.fields.items() if papers.get(name) != value}
 
     def comparable(self, scale: RecipeScale) -> bool:
-        """Whether results at a scale can be held against what was published."""
-        return not self.changed(scale).keys() - {"evaluate_every"}
+        """Whether results at a scale can be compared with the published ones."""
+        return not self.changes(scale).keys() - {"evaluate_every"}
 
 
 _KEYS = {field.name for field in dataclasses.fields(Recipe)} - {"name", "readings", "scales"} | {*READINGS, *SCALES}
@@ -136,7 +136,7 @@ def _order(name: str) -> tuple[int, str, int]:
 
 
 def read_recipe(name: str) -> Recipe:
-    """A recipe by name; the nearest one is offered for a name that is none."""
+    """A recipe by name; an unknown name is refused with the nearest one."""
     known = recipes()
     if name not in known:
         near = [other for other in known if name and (name in other or other.endswith(name.split("/")[-1]))][:3]
@@ -147,7 +147,7 @@ def read_recipe(name: str) -> Recipe:
 
 
 def _tables(name: str) -> Fields:
-    """The TOML tables of a recipe, with what they are like."""
+    """The TOML tables of a recipe, with inherited ones."""
     file = importlib.resources.files("fedjax_dp.tools.papers.reproductions") / "recipes" / f"{name}.toml"
     tables = tomllib.loads(file.read_text(encoding="utf-8"))
     other = _tables(tables.pop("like")) if "like" in tables else {}
@@ -163,7 +163,7 @@ def _tables(name: str) -> Fields:
 
 
 def parse(name: str, tables: Mapping[str, Any]) -> Recipe:
-    """A recipe from its TOML tables; refuses keys that mean nothing."""
+    """A recipe from its TOML tables; unknown keys are refused."""
     for key in tables:
         errors.require_choice(f"{name}: a key", key, sorted(_KEYS))
     errors.require_choice(f"{name}: figure", tables["figure"], FIGURES)
@@ -216,7 +216,7 @@ def concerns(remark: Mapping[str, Any], panel: str, line: str) -> bool:
 
 
 def pairs(recipe: Recipe, scale: RecipeScale, only: str = "*") -> Iterator[tuple[RecipePart, RecipePart]]:
-    """Panels with their lines, as far as a scale takes them."""
+    """The panels and lines that a scale includes."""
     for panel in recipe.panels:
         if fnmatchcase(panel.key, only) and fnmatchcase(panel.key, scale.panels):
             for line in recipe.lines:

@@ -49,13 +49,13 @@ def reproduce(
     progress: bool = True,
     screen: Screen | None = None,
 ) -> Reproduction:
-    """Run a table or figure by name, or go on with it, and write table.md, .csv, .json and figure.png to `out`.
+    """Run or resume a table or figure by name, and write table.md, .csv, .json and figure.png to `out`.
 
-    scale   "smoke" (seconds: shows that it works), "small" (minutes) or "full" (as in the paper);
-    seeds   how many, unless as many as the scale says;
-    panels  only those whose keys match this pattern;
-    out     folder, new or of the same reproduction, unless reproduced/NAME-SCALE.
-    Raises: ConfigurationError for an unknown name, a folder of something else, or if no data set is at hand.
+    scale   "smoke" (seconds, a test), "small" (minutes) or "full" (as in the paper);
+    seeds   their number, by default that of the scale;
+    panels  a pattern for the keys of panels to run;
+    out     folder, new or of the same reproduction, by default reproduced/NAME-SCALE.
+    Raises: ConfigurationError for an unknown name, a folder of something else, or if all data sets are missing.
     """
     screen = screen or Screen(quiet=not progress)
     recipe = read_recipe(name)
@@ -69,7 +69,7 @@ def reproduce(
     folder = pathlib.Path(out or pathlib.Path("reproduced") / f"{name.replace('/', '-')}-{scale}")
     _require_own(folder, name)
     with folders.lock_folder("out", folder, "give another --out", screen.say):
-        _require_own(folder, name)  # another may have begun in it until just now
+        _require_own(folder, name)  # another process may have just begun in it
         return _run_recipe(recipe, chosen_scale, numbers, panels, folder, data_dir, screen)
 
 
@@ -82,7 +82,7 @@ def _run_recipe(
     data_dir: str | None,
     screen: Screen,
 ) -> Reproduction:
-    """The table or figure, in a folder that is locked."""
+    """Run the table or figure in a locked folder."""
     cells = cells_of(recipe, chosen_scale, panels)
     missing = unavailable(recipe, cells, data_dir)
     for panel, reason in missing.items():
@@ -126,7 +126,7 @@ def _run_recipe(
 
 
 def _require_own(folder: pathlib.Path, name: str) -> None:
-    """Refuse a folder that holds something else."""
+    """Refuse a folder with other content."""
     if not REPRODUCTION_FOLDER.is_at(folder):
         REPRODUCTION_FOLDER.require_new("out", folder, "give another --out", ", or one of this recipe")
     elif (recipe := REPRODUCTION_FOLDER.read(folder)["recipe"]) != name:
@@ -154,7 +154,7 @@ def _records(
 def _run_search(
     recipe: Recipe, scale: RecipeScale, folder: pathlib.Path, data_dir: str | None, screen: Screen
 ) -> tuple[dict[str, Any], list[str]]:
-    """What a search chooses on seeds of its own, and what choosing costs."""
+    """The choice of a search on separate seeds, with notes on it and its privacy cost."""
     if not recipe.search:
         return {}, []
     search = recipe.search | scale.search
@@ -191,7 +191,7 @@ def _short(value: Any) -> str:
 
 
 def _of_a_round(cells: Sequence[Cell], planned: Planned) -> dict[Reading, float | None]:
-    """Epsilon of a single round, of cells whose budget is of each round; noise does not depend on the seed then."""
+    """Epsilon of a single round for cells with a budget per round, whose noise does not depend on the seed."""
     budgeted = [(cell, identity(cell.config(0))) for cell in cells if cell.fields.get("participation") == "once"]
     known: dict[str, float | None] = {}
     for cell, point in budgeted:
@@ -202,7 +202,7 @@ def _of_a_round(cells: Sequence[Cell], planned: Planned) -> dict[Reading, float 
 
 
 def _of_the_schedule(cells: Sequence[Cell], seeds: Sequence[int], planned: Planned) -> dict[Reading, float]:
-    """What the worst client and seed really have, of cells whose noise is calibrated for another participation."""
+    """The true epsilon of the worst client and seed, for cells whose noise is calibrated for other participation."""
     epsilons: dict[Reading, float] = {}
     for cell in cells:
         for seed in seeds if cell.fields.get("participation", "schedule") not in ("schedule", "law") else ():
@@ -228,7 +228,7 @@ def _bytes(cells: Sequence[Cell], planned: Planned) -> dict[Reading, float]:
 
 
 def _clouds(cells: Sequence[Cell], folder: pathlib.Path, planned: Planned, screen: Screen) -> dict[Reading, Cloud]:
-    """Features of every cell, kept in the folder."""
+    """Features of every cell, cached in the folder."""
     clouds = {}
     with folders.storage_errors(folder, GOES_ON), screen.bar("training", total=len(cells)) as show:
         (folder / RUNS).mkdir(parents=True, exist_ok=True)
@@ -244,13 +244,13 @@ def _clouds(cells: Sequence[Cell], folder: pathlib.Path, planned: Planned, scree
 
 
 def _notes(recipe: Recipe, scale: RecipeScale, seeds: Sequence[int], rows: Sequence[ResultRow]) -> list[str]:
-    """What is to be known to read the table."""
+    """Notes for readers of the table."""
     notes = []
-    changed = dict(recipe.changed(scale))
+    changes = dict(recipe.changes(scale))
     if scale.name != "full":
         if len(seeds) != recipe.scales["full"].seeds:
-            changed["seeds"] = len(seeds)
-        differs = ", ".join(f"{name} {_short(value)}" for name, value in changed.items())
+            changes["seeds"] = len(seeds)
+        differs = ", ".join(f"{name} {_short(value)}" for name, value in changes.items())
         notes.append(f"scale {scale.name}: {differs or 'as in full'}")
     notes.append("a single seed" if len(seeds) == 1 else f"mean ± standard deviation over {len(seeds)} seeds")
     if recipe.open:
@@ -268,10 +268,10 @@ def _notes(recipe: Recipe, scale: RecipeScale, seeds: Sequence[int], rows: Seque
 
 
 def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, float]) -> None:
-    """Tables, figure, and everything that decides them; `seconds` of each run."""
+    """Write tables, figure and configurations; `seconds` of each run."""
     from fedjax_dp.tools.papers.reproductions import figure  # slow to import
 
-    REPRODUCTION_FOLDER.write(  # first: what makes this a folder of the recipe, which a call after a stop goes on with
+    REPRODUCTION_FOLDER.write(  # first: it marks the folder, so that an interrupted call can resume
         done.folder,
         {
             "recipe": done.recipe.name,

@@ -1,4 +1,4 @@
-"""What came out of a reproduction."""
+"""The result of a reproduction."""
 
 import dataclasses
 import pathlib
@@ -8,7 +8,7 @@ from fedjax_dp.tools.papers.reproductions import tables
 from fedjax_dp.tools.papers.reproductions.cells import Reading
 from fedjax_dp.tools.papers.reproductions.features import Cloud
 from fedjax_dp.tools.papers.reproductions.recipe import Recipe, RecipeScale
-from fedjax_dp.tools.papers.reproductions.rows import Claimed, ResultRow
+from fedjax_dp.tools.papers.reproductions.rows import ClaimResult, ResultRow
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Reproduction:
     scale: RecipeScale
     seeds: tuple[int, ...]
     rows: tuple[ResultRow, ...]
-    claims: tuple[Claimed, ...]
+    claims: tuple[ClaimResult, ...]
     notes: tuple[str, ...]
     folder: pathlib.Path
     clouds: Mapping[Reading, Cloud] = dataclasses.field(default_factory=dict)

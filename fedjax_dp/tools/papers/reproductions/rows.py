@@ -1,4 +1,4 @@
-"""The lines of a table: what was published beside both readings, and what to think of it."""
+"""The rows of a table: published numbers, both readings, and verdicts."""
 
 import dataclasses
 import math
@@ -18,13 +18,13 @@ NOT_COMPARED = "not compared: another setting at this scale"
 class ReadingResult(NamedTuple):
     """One reading of one number, over its seeds."""
 
-    mean: float | None = None  # None: nothing to show, `reason` says why
+    mean: float | None = None  # None if unknown, for `reason`
     std: float | None = None
     seeds: int = 0
-    epsilon: float | None = None  # the largest of clients and seeds; infinite without privacy, None where not accounted
-    round_epsilon: float | None = None  # of a single round, where the budget is of each round
+    epsilon: float | None = None  # the largest of clients and seeds; infinite without privacy, None if not computed
+    round_epsilon: float | None = None  # of a single round, for a budget per round
     delta: float | None = None
-    about: str = ""  # unit, neighbours and view that epsilon is about
+    about: str = ""  # unit, neighbours and view of epsilon
     reason: str = ""
     curve: tuple[tuple[int, float, float], ...] = ()  # round, mean, standard deviation
 
@@ -62,9 +62,9 @@ def rows_of(
     numbers: Mapping[Reading, float],
     scale: RecipeScale,
 ) -> list[ResultRow]:
-    """Rows in the order of the recipe; `records` of each cell, `numbers` that are counted instead of run.
+    """Rows in the order of the recipe; `records` of each cell, or `numbers` computed without runs.
 
-    schedule_epsilons  where runs were counted otherwise than by the rounds that clients were drawn for.
+    schedule_epsilons  for runs that were accounted for by other rounds than clients were drawn for.
     """
     comparable = recipe.comparable(scale)
 
@@ -87,7 +87,7 @@ def rows_of(
 def result_of(
     records: Sequence[Record], metric: str, round_epsilon: float | None, epsilon: float | None = None
 ) -> ReadingResult:
-    """What the seeds of one cell say; `epsilon` of the worst, unless it is the one of their Guarantees."""
+    """The result of one cell over seeds; `epsilon` of the worst, if not that of the Guarantees."""
     measure = MEASURES[metric]
     done = [record for record in records if record["status"] == "done"]
     numbers = [number for record in done if (number := measure.of(record)) is not None]
@@ -116,7 +116,7 @@ def result_of(
 
 
 def abouts(rows: Sequence[ResultRow]) -> list[tuple[Any, str]]:
-    """Delta, and unit, neighbours and view, of all epsilons in some rows."""
+    """The deltas, and units, neighbours and views, of all epsilons in the rows."""
     return sorted({(result.delta, result.about) for row in rows for result in row.readings.values() if result.about})
 
 
@@ -129,7 +129,7 @@ def _curve(curves: Sequence[Mapping[int, float]]) -> tuple[tuple[int, float, flo
 def _row(
     recipe: Recipe, place: CellKey, metric: str, readings: Mapping[str, ReadingResult], comparable: bool
 ) -> ResultRow:
-    mean, std = published(recipe, place) if metric == recipe.metrics[0] else (None, None)
+    mean, std = published_number(recipe, place) if metric == recipe.metrics[0] else (None, None)
     target, measure = mean if comparable else None, MEASURES[metric]
     verdicts = {
         reading: _verdict(target, measure.spread if std is None else std, result)
@@ -144,8 +144,8 @@ def _row(
     return ResultRow(place, metric, mean, std, readings, verdicts, why)
 
 
-def published(recipe: Recipe, place: CellKey) -> tuple[float | None, float | None]:
-    """Mean and standard deviation as printed; None where the paper prints none."""
+def published_number(recipe: Recipe, place: CellKey) -> tuple[float | None, float | None]:
+    """The published mean and standard deviation; None if the paper has none."""
     printed: Any = recipe.published.get(place.panel, {}).get(place.line)
     if isinstance(printed, Mapping):
         printed = printed.get(
@@ -157,7 +157,7 @@ def published(recipe: Recipe, place: CellKey) -> tuple[float | None, float | Non
 
 
 def _verdict(published: float | None, std: float, result: ReadingResult) -> str:
-    """Reproduced: nearer than two standard deviations of what the paper prints and of the mean over seeds together."""
+    """Reproduced: within two joint standard deviations of the published number and of the mean over seeds."""
     if result.mean is None:
         if not result.reason or result.reason.startswith(NOT_REACHED):
             return ""
@@ -170,8 +170,8 @@ def _verdict(published: float | None, std: float, result: ReadingResult) -> str:
     return "higher" if result.mean > published else "lower"
 
 
-class Claimed(NamedTuple):
-    """What a paper says of the order of two lines, and where it is so."""
+class ClaimResult(NamedTuple):
+    """A paper's claim about the order of two lines, and how often it holds."""
 
     statement: str
     reading: str
@@ -181,22 +181,22 @@ class Claimed(NamedTuple):
     @property
     def verdict(self) -> str:
         if not self.cases:
-            return "no verdict, as one of the two is not there"
+            return "no verdict, as one of the two is missing"
         if not self.holds:
             return "does not hold"
         return "holds" if self.holds == self.cases else f"holds in {self.holds} of {self.cases} cases"
 
 
-def claims_of(recipe: Recipe, rows: Sequence[ResultRow]) -> list[Claimed]:
+def claims_of(recipe: Recipe, rows: Sequence[ResultRow]) -> list[ClaimResult]:
     """Every claim of the recipe, in both readings unless it names them."""
-    claims: list[Claimed] = []
+    claims: list[ClaimResult] = []
     for claim in recipe.claims:
         readings = [claim["reading"]] if "reading" in claim else READINGS
         claims += [_evaluate_claim(claim, reading, claim.get("than_reading", reading), rows) for reading in readings]
     return claims
 
 
-def _evaluate_claim(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[ResultRow]) -> Claimed:
+def _evaluate_claim(claim: Mapping[str, Any], reading: str, other: str, rows: Sequence[ResultRow]) -> ClaimResult:
     metric = claim.get("metric", rows[0].metric)
     by_place = {
         row.place: {one: result.mean for one, result in row.readings.items()} | {"published": row.published}
@@ -214,4 +214,4 @@ def _evaluate_claim(claim: Mapping[str, Any], reading: str, other: str, rows: Se
             cases += 1
             holds += sign * (ours - theirs) > claim.get("by", 0.0)
     words = reading if other == reading else f"{reading} against {other}"
-    return Claimed(claim["statement"], words, holds, cases)
+    return ClaimResult(claim["statement"], words, holds, cases)

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 from fedjax_dp import display
 from fedjax_dp.tools.papers.reproductions.measures import MEASURES
 from fedjax_dp.tools.papers.reproductions.recipe import READINGS, Recipe
-from fedjax_dp.tools.papers.reproductions.rows import Claimed, ReadingResult, ResultRow
+from fedjax_dp.tools.papers.reproductions.rows import ClaimResult, ReadingResult, ResultRow
 
 
 class MetricTable(NamedTuple):
-    """The rows of one metric in words."""
+    """The rows of one metric as texts."""
 
     label: str
     columns: list[str]
@@ -22,7 +22,7 @@ def metric_tables(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) 
     """A table for each metric.
 
     rows    as `table.json` holds them, see `to_dict`;
-    titles  of panels and lines by their keys, where they are known.
+    titles  of panels and lines by their keys, if known.
     """
     along = any(row["x"] is not None for row in rows)
     measured = [name for reading in READINGS for name in (reading, f"{reading}'s epsilon")]
@@ -43,12 +43,12 @@ def metric_tables(rows: Sequence[Mapping[str, Any]], titles: Mapping[str, str]) 
 
 
 def measure(metric: str) -> tuple[str, int]:
-    """What a metric is called, and its digits behind the point."""
+    """The label of a metric and its number of decimals."""
     return (MEASURES[metric].label, MEASURES[metric].digits) if metric in MEASURES else (metric, 3)
 
 
 def where(row: Mapping[str, Any], titles: Mapping[str, str]) -> tuple[str, str, str]:
-    """Panel, line and x of a row in words; x is empty where nothing varies."""
+    """Panel, line and x of a row in words; x is empty if nothing varies."""
     panel, line, x = row["panel"], row["line"], row["x"]
     shown = "" if x is None else f"{x:g}" if isinstance(x, int | float) else str(x)
     return titles.get(panel, panel), titles.get(line, line), shown
@@ -69,8 +69,8 @@ def _epsilon(result: Mapping[str, Any]) -> str:
     return f"{result['epsilon']:.3g}" + ("" if once is None else f" ({once:.3g} a round)")
 
 
-def markdown(recipe: Recipe, rows: Sequence[ResultRow], claims: Sequence[Claimed], notes: Sequence[str]) -> str:
-    """The table, one per metric, with what is to be known about it underneath."""
+def markdown(recipe: Recipe, rows: Sequence[ResultRow], claims: Sequence[ClaimResult], notes: Sequence[str]) -> str:
+    """The tables, one for each metric, with notes below."""
     parts = [f"# {recipe.source}: {recipe.title}"]
     for table in metric_tables(list(map(to_dict, rows)), recipe.titles):
         lines = [table.columns, ["---"] * len(table.columns), *table.rows]
@@ -97,7 +97,7 @@ def comma_separated(recipe: Recipe, rows: Sequence[ResultRow]) -> str:
 
 
 def to_dict(row: ResultRow) -> dict[str, Any]:
-    """For JSON: an infinite epsilon is null, and `private` says so; that is null where nothing is known of epsilon."""
+    """For JSON: an infinite epsilon is null with `private` false; `private` is null if epsilon is unknown."""
 
     def to_dict_of(result: ReadingResult) -> dict[str, Any]:
         epsilon = result.epsilon
