@@ -52,8 +52,8 @@ class Choice:
         try:
             return constructor(*filter(None, [self.called]), **fields)
         except errors.ConfigurationError as error:
-            option = self.numbers.get(error.what or "")
-            raise error if option is None else errors.rename(error, option.name) from error
+            owner = self.numbers.get(error.what or "")
+            raise error if owner is None else errors.rename(error, owner.name) from error
 
     @property
     def home(self) -> Any:
