@@ -44,7 +44,7 @@ class RecordedGradients(NamedTuple):
     """The gradients recorded so far `(steps, size)`, and their number."""
 
     gradients: jax.Array
-    count: jax.Array
+    number: jax.Array
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def recording_rule(steps: int) -> Callable[[], optax.GradientTransformation]:
         def update(
             gradient: jax.Array, noted: RecordedGradients, params: Any = None
         ) -> tuple[jax.Array, RecordedGradients]:
-            after = RecordedGradients(noted.gradients.at[noted.count].set(gradient), noted.count + 1)
+            after = RecordedGradients(noted.gradients.at[noted.number].set(gradient), noted.number + 1)
             return jnp.zeros_like(gradient), after
 
         return optax.GradientTransformation(init, update)
