@@ -170,7 +170,7 @@ def _widths(hidden: str) -> tuple[int, ...]:
 def terms_of(config: RunSpec, data: FederatedData) -> PrivacyTerms:
     """How the privacy of a configuration is counted, budgets drawn."""
     assert isinstance(config.privacy, PrivacyConfig)  # as in every one but those of values
-    return config.privacy.terms(data.num_clients, config.data.seed)
+    return config.privacy.terms(data.num_clients, config.data.seed, data.names)
 
 
 def planned_of(config: RunSpec, data: FederatedData, *, goes_on: bool = False) -> PlannedRun:

@@ -34,7 +34,7 @@ from fedjax_dp.experiments.groups import (
 from fedjax_dp.experiments.presets import population_of, preset_of, resolve_population
 from fedjax_dp.options import Options, require_meant
 from fedjax_dp.parts.choices import CHOICES, own_numbers, takes_size
-from fedjax_dp.privacy.terms import PrivacyTerms, options_of_terms
+from fedjax_dp.privacy.terms import PrivacyTerms, budgets_as_text, options_of_terms
 from fedjax_dp.tasks.measures import split_target
 from fedjax_dp.validation import PAGES
 
@@ -124,6 +124,8 @@ class RunSpec:
                 raise errors.refuse(name, value, "left out where algorithm and data are values", remedy)
             errors.require_choice("option", name, taken)
             explicit[name] = value if name in privacy else taken[name].typed(value)
+        if isinstance(explicit.get("epsilon"), str | Mapping):
+            explicit["epsilon"] = budgets_as_text("epsilon", explicit["epsilon"])
         values = _check_values(taken, explicit)
         return cls(
             algorithm=algorithm,
