@@ -87,20 +87,13 @@ class RunSpec:
         filled = {
             name: value for name, value in preset.items() if name in taken and name not in population_of("digits")
         }
-        values = filled | explicit
-        for name in [
-            name for name in filled if name not in explicit and taken[name].missing(_with_defaults(taken, values))
-        ]:
-            del values[name]
+        effective = _with_defaults(taken, filled | explicit)
+        values = {name: value for name, value in filled.items() if not taken[name].missing(effective)} | explicit
         require_meant(taken, values, explicit)
         entry_options = entry.options | own  # in their order: files of equal runs are equal
         values |= _whole_run_rounds(taken, values)
-        for name, value in values.items():
-            if (
-                name in entry_options
-                and isinstance(value, float)
-                and (0 < abs(value) < TINY or HUGE < abs(value) < math.inf)
-            ):
+        for name, value in ((name, values[name]) for name in entry_options if isinstance(values.get(name), float)):
+            if 0 < abs(value) < TINY or HUGE < abs(value) < math.inf:
                 raise errors.refuse(name, value, f"0, or from {TINY:g} to {HUGE:g} in size, as float32 holds it")
         values = _check_values(taken, values)
         return cls(

@@ -143,9 +143,7 @@ class PrivacyConfig(PrivacyTerms):
         epsilon_high: budgets are uniform from epsilon to this, one per client
     """
 
-    epsilon: Annotated[
-        float | str | None, about("", metavar="NUMBER|NUMBER,...|NAME=NUMBER,...", as_text=budgets_as_text)
-    ] = None
+    epsilon: Annotated[float | str | None, about("", metavar="X|X,...|NAME=X,...", as_text=budgets_as_text)] = None
     epsilon_high: float | None = None
 
     def terms(self, num_clients: int, seed: int, names: ClientNames | None = None) -> PrivacyTerms:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Self, TypedDict
 import numpy as np
 
 from fedjax_dp import errors, hooks, validation
-from fedjax_dp.data.client_names import SHOWN, ClientNames, client_label, number_of
+from fedjax_dp.data.client_names import ClientNames, client_label, number_of
 from fedjax_dp.options import Options, about, of_class
 
 # Names of tables which load SciPy.
@@ -24,8 +24,7 @@ BY_NAME_ALONE = {  # what a Guarantee of such terms is about, said first in it
 SIGMA_MODES = ("per_client", "common_worst", *hooks.NOISE_RULES)
 WITHOUT = "for no privacy take an algorithm without noise, such as fedavg"
 OTHERS = "*"  # the name of all clients that have no budget by their own
-# Epsilon of every client, or one for each: in the order of the clients, or by their names, also as one text.
-Budget = float | str | Mapping[str, float] | Sequence[float] | np.ndarray
+Budget = float | str | Mapping[str, float] | Sequence[float] | np.ndarray  # of all clients, or of each; a text, too
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,7 +85,9 @@ class PrivacyTerms:
         """
         if not isinstance(self.epsilon, str | Mapping):
             return self
-        return dataclasses.replace(self, epsilon=_budgets_by_number(self.epsilon, num_clients, names))
+        result = dataclasses.replace(self, epsilon=_budgets_in_order(self.epsilon, num_clients, names))
+        result.budgets(num_clients)  # refuses what they cannot be
+        return result
 
     @property
     def deployment(self) -> tuple[int, int] | None:
@@ -118,7 +119,9 @@ class PrivacyTerms:
         except (TypeError, ValueError):
             raise errors.refuse(name, validation.describe(self.any_budget), "one number, or one per client") from None
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
-            raise errors.refuse(name, f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
+            raise errors.refuse(
+                name, f"{' x '.join(map(str, budgets.shape))} budgets", f"one budget or {num_clients}, one per client"
+            )
         for budget in budgets.ravel():
             require_budget(name, budget, WITHOUT)
         return np.broadcast_to(budgets, (num_clients,)).tolist()
@@ -151,27 +154,20 @@ def _parse_budgets(what: str, written: Any) -> list[tuple[str, float]]:
     return pairs
 
 
-def _budgets_by_number(written: str | Mapping[str, float], num_clients: int, names: ClientNames | None) -> list[float]:
-    from fedjax_dp.accounting.calibrate import require_budget  # loads SciPy
-
+def _budgets_in_order(written: str | Mapping[str, float], num_clients: int, names: ClientNames | None) -> list[float]:
     pairs = _parse_budgets("epsilon", written)
-    clients: list[int | str] = list(range(num_clients))
-    if pairs[0][0]:
-        what = "a client of epsilon"
-        clients = [name if name == OTHERS else number_of(what, names, num_clients, name) for name, _ in pairs]
-    elif len(pairs) != num_clients:
-        raise errors.refuse("epsilon", f"{len(pairs)} budgets", f"one budget or {num_clients}, one per client")
+    if not pairs[0][0]:
+        return [budget for _, budget in pairs]
     budgets: dict[int | str, float] = {}
-    for client, (_, budget) in zip(clients, pairs, strict=True):
-        what = f"epsilon of {client if isinstance(client, str) else client_label(names, client)}"
-        require_budget(what, budget, WITHOUT)
+    for name, budget in pairs:
+        client = name if name == OTHERS else number_of("a client of epsilon", names, num_clients, name)
         if client in budgets:
-            raise errors.refuse(what, "two budgets", "one", "drop one of them")
+            raise errors.refuse(f"epsilon of {name}", "two budgets", "one", "drop one of them")
         budgets[client] = budget
-    lacking = [client_label(names, client) for client in range(num_clients) if client not in budgets]
-    if lacking and OTHERS not in budgets:
-        shown = ", ".join(lacking[:SHOWN]) + ", ..." * (len(lacking) > SHOWN)
-        raise errors.refuse("epsilon", f"none for {shown}", "one for every client", f"{OTHERS}=4 is for all others")
+    lacking = next((client for client in range(num_clients) if client not in budgets), None)
+    if lacking is not None and OTHERS not in budgets:
+        got = f"none for {client_label(names, lacking)}"
+        raise errors.refuse("epsilon", got, "one for every client", f"{OTHERS}=4 is for all others")
     return [budgets[client if client in budgets else OTHERS] for client in range(num_clients)]
 
 

@@ -210,7 +210,7 @@ def test_budgets_go_by_the_order_of_clients_or_by_their_names(epsilon, budgets):
         ("nort=1,*=2", "one of north, St. Mary, Boston, south, got 'nort'; did you mean north?"),
         ("north=1,south=2", "epsilon must be one for every client, got none for St. Mary, Boston"),
         ("north=1,north=2,*=3", "epsilon of north must be one, got two budgets"),
-        ("1,-2,3", "epsilon of St. Mary, Boston must be positive"),
+        ("1,-2,3", "epsilon must be positive and finite, got -2"),
         ("north=1,nan", "epsilon must be a number, one for each client, or one for each by name"),
         ({"north": "much"}, "epsilon must be a number, one for each client, or one for each by name"),
     ],
