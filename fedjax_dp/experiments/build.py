@@ -192,13 +192,15 @@ def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
         everyone = options.get("cohort_size") == data.num_clients and "cohort" not in options and drawn != "md"
         if everyone:
             options["cohort_size"] = None
+    epsilon = terms_of(config, data).epsilon
+    assert not isinstance(epsilon, str | Mapping)  # `terms_of` puts budgets in the order of the clients
     return entry.of_run(
         options,
         PrepareContext(
             data,
             build_model(config, data),
             config.training.rounds,
-            terms_of(config, data).epsilon,
+            epsilon,
             config.privacy.delta,
             config.data.seed,
         ),
