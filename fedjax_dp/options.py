@@ -43,6 +43,7 @@ class About:
     named: str | None = None  # the option of a field, where that has another name
     whole_run: bool = False  # so many rounds as the run has, where nobody says
     part: bool = False  # or a part, from Python: the slot checks it
+    as_text: Callable[[str, Any], str] | None = None  # checks a text, and makes one of a list or a table
 
     def __repr__(self) -> str:  # in signatures
         return repr(self.text)
@@ -111,6 +112,8 @@ class Option:
     def typed(self, value: Any, what: str = "") -> Any:
         """A scalar in the type of the option: an integer may stand for a float, nothing else is converted."""
         what = what or self.name
+        if self.about.as_text and (isinstance(value, str | list | tuple | Mapping) or np.ndim(value)):
+            return self.about.as_text(what, value)
         if isinstance(value, int) and not -LARGEST <= value < LARGEST:
             raise errors.refuse(what, value, "below 2^63 in size, as all that is counted")
         kind = next((kind for kind in self.kinds if _is_of(kind, value)), None)
@@ -206,7 +209,7 @@ def from_text(what: str, text: str, option: Option) -> Any:
         if kind is bool and text.lower() in ("true", "false"):
             return text.lower() == "true"
         if kind is str:
-            return errors.require_text(what, text)
+            return option.typed(text, what)
         with contextlib.suppress(ValueError):
             if kind is not bool:
                 return kind(text)

@@ -170,7 +170,7 @@ def _widths(hidden: str) -> tuple[int, ...]:
 def terms_of(config: RunSpec, data: FederatedData) -> PrivacyTerms:
     """How the privacy of a configuration is counted, budgets drawn."""
     assert isinstance(config.privacy, PrivacyConfig)  # as in every one but those of values
-    return config.privacy.terms(data.num_clients, config.data.seed)
+    return config.privacy.terms(data.num_clients, config.data.seed, data.names)
 
 
 def planned_of(config: RunSpec, data: FederatedData, *, goes_on: bool = False) -> PlannedRun:
@@ -192,13 +192,15 @@ def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
         everyone = options.get("cohort_size") == data.num_clients and "cohort" not in options and drawn != "md"
         if everyone:
             options["cohort_size"] = None
+    epsilon = terms_of(config, data).epsilon
+    assert not isinstance(epsilon, str | Mapping)  # `terms_of` puts budgets in the order of the clients
     return entry.prepare_and_build(
         options,
         PrepareContext(
             data,
             build_model(config, data),
             config.training.rounds,
-            terms_of(config, data).epsilon,
+            epsilon,
             config.privacy.delta,
             config.data.seed,
         ),

@@ -34,7 +34,7 @@ from fedjax_dp.experiments.groups import (
 from fedjax_dp.experiments.presets import population_of, preset_of, resolve_population
 from fedjax_dp.options import Options, require_meant
 from fedjax_dp.parts.choices import CHOICES, own_numbers, takes_size
-from fedjax_dp.privacy.terms import PrivacyTerms, options_of_terms
+from fedjax_dp.privacy.terms import PrivacyTerms, budgets_as_text, options_of_terms
 from fedjax_dp.tasks.measures import split_target
 from fedjax_dp.validation import PAGES
 
@@ -87,20 +87,13 @@ class RunSpec:
         filled = {
             name: value for name, value in preset.items() if name in taken and name not in population_of("digits")
         }
-        values = filled | explicit
-        for name in [
-            name for name in filled if name not in explicit and taken[name].missing(_with_defaults(taken, values))
-        ]:
-            del values[name]
+        effective = _with_defaults(taken, filled | explicit)
+        values = {name: value for name, value in filled.items() if not taken[name].missing(effective)} | explicit
         require_meant(taken, values, explicit)
         entry_options = entry.options | own  # in their order: files of equal runs are equal
         values |= _whole_run_rounds(taken, values)
-        for name, value in values.items():
-            if (
-                name in entry_options
-                and isinstance(value, float)
-                and (0 < abs(value) < TINY or HUGE < abs(value) < math.inf)
-            ):
+        for name, value in ((name, values[name]) for name in entry_options if isinstance(values.get(name), float)):
+            if 0 < abs(value) < TINY or HUGE < abs(value) < math.inf:
                 raise errors.refuse(name, value, f"0, or from {TINY:g} to {HUGE:g} in size, as float32 holds it")
         values = _check_values(taken, values)
         return cls(
@@ -124,6 +117,8 @@ class RunSpec:
                 raise errors.refuse(name, value, "left out where algorithm and data are values", remedy)
             errors.require_choice("option", name, taken)
             explicit[name] = value if name in privacy else taken[name].typed(value)
+        if isinstance(explicit.get("epsilon"), str | Mapping):
+            explicit["epsilon"] = budgets_as_text("epsilon", explicit["epsilon"])
         values = _check_values(taken, explicit)
         return cls(
             algorithm=algorithm,

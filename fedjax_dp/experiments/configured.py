@@ -12,6 +12,7 @@ import numpy as np
 from fedjax_dp import errors, gradients
 from fedjax_dp.accounting import BallsInBins, Poisson, RandomAllocation, Unit, WithoutReplacement
 from fedjax_dp.algorithms import COMMON
+from fedjax_dp.data.client_names import in_brackets
 from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.devices import CPU_DEVICES
@@ -194,8 +195,9 @@ def _small_clients(run: PlannedRun) -> list[str]:
 
 def _clients(data: FederatedData) -> str:
     least, most = int(np.min(data.sizes)), int(np.max(data.sizes))
-    records = count(most, "record") if least == most else f"{least:,} to {count(most, 'record')}"
-    return f"{count(data.num_clients, 'client')} with {records}{' each' * (least == most and data.num_clients > 1)}"
+    each = " each" * (data.num_clients > 1) if least == most else ""
+    records = f"{least:,} to " * (least < most) + count(most, "record") + each
+    return f"{count(data.num_clients, 'client')}{in_brackets(data.names)} with {records}"
 
 
 def _rounds(config: RunSpec, ready: Experiment) -> str:

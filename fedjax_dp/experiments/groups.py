@@ -6,13 +6,14 @@ from typing import Annotated, Any
 
 from fedjax_dp import errors, own_code
 from fedjax_dp.algorithms import CATALOGUE, Entry
+from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.data.loaders import DATASETS
 from fedjax_dp.data.names import ASSIGNMENTS, CONCENTRATION_SCALES, REMAINDERS
 from fedjax_dp.data.reading import NAMES, Reading
 from fedjax_dp.experiments.partitions import PARTITIONS, SIZES
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.options import Option, Options, about, of_class
-from fedjax_dp.privacy.terms import WITHOUT, PrivacyTerms
+from fedjax_dp.privacy.terms import WITHOUT, PrivacyTerms, budgets_as_text
 from fedjax_dp.tasks.names import APS, LOSSES
 
 # Keys of `models.ARCHITECTURES`, which loads JAX, written out again so that help and files are read without it.
@@ -138,19 +139,22 @@ class PrivacyConfig(PrivacyTerms):
     """How privacy is counted.
 
     Args:
-        epsilon: privacy budget of each client; the noise is found that meets it
+        epsilon: privacy budget of each client; the noise is found that meets it; several with commas, in the order of the
+            clients, or by their names
         epsilon_high: budgets differ by client, uniformly from epsilon to this
     """
 
-    epsilon: float | None = None
+    epsilon: Annotated[float | str | None, about("", metavar="X|X,...|NAME=X,...", as_text=budgets_as_text)] = None
     epsilon_high: float | None = None
 
-    def terms(self, num_clients: int, seed: int) -> PrivacyTerms:
-        """The same with the epsilons of a population, drawn by the seed where they differ."""
+    def terms(self, num_clients: int, seed: int, names: ClientNames | None = None) -> PrivacyTerms:
+        """The same with the epsilons of a population, drawn by the seed between two bounds."""
         low, high = self.epsilon, self.epsilon_high
         shared = {name: value for name, value in vars(self).items() if name != "epsilon_high"}
         if low is None or high is None:
-            return PrivacyTerms(**shared)
+            return PrivacyTerms(**shared).by_number(num_clients, names)
+        if isinstance(low, str):
+            raise errors.refuse("epsilon_high", high, f"left out beside the budgets {low} of clients", "drop it")
         from fedjax_dp.accounting.calibrate import require_budget  # loads SciPy
 
         for name, budget in (("epsilon", low), ("epsilon_high", high)):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.accounting import Event
+from fedjax_dp.accounting import Event, Unit
 from fedjax_dp.accounting.composed_phases import phases_counted_in
 from fedjax_dp.accounting.events import each
 from fedjax_dp.accounting.ledger import Ledger, phases_in, read_rounds, text_of
@@ -128,6 +128,7 @@ def client_columns(ready: "Experiment") -> dict[str, Sequence[Any]]:
     budgets = unknown if terms.any_budget is None else terms.budgets(data.num_clients)
     return {
         "client": range(data.num_clients),
+        **({} if data.names is None or guarantee.unit is Unit.CLIENT else {"name": data.names.listed}),
         "records": np.asarray(data.sizes).tolist(),
         "noise_multiplier": known,
         "rounds": spending.counts(ready.end[0]).tolist(),

@@ -2,12 +2,14 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Annotated, TypedDict
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Self, TypedDict
 
 import numpy as np
 
 from fedjax_dp import errors, hooks, validation
+from fedjax_dp.data.client_names import ClientNames, client_label, number_of
 from fedjax_dp.options import Options, about, of_class
 
 # Names of tables which load SciPy.
@@ -21,7 +23,8 @@ BY_NAME_ALONE = {  # what a Guarantee of such terms is about, said first in it
 }
 SIGMA_MODES = ("per_client", "common_worst", *hooks.NOISE_RULES)
 WITHOUT = "for no privacy take an algorithm without noise, such as fedavg"
-Budget = float | Sequence[float] | np.ndarray  # epsilon of every client, or one for each
+OTHERS = "*"  # the name of all clients that have no budget by their own
+Budget = float | str | Mapping[str, float] | Sequence[float] | np.ndarray  # of all clients, or of each; a text, too
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +32,7 @@ class PrivacyTerms:
     """How privacy is counted.
 
     Args:
-        epsilon: budget, one for all or one per client; the noise is found that meets it
+        epsilon: budget, one for all, one per client or by names of clients; the noise is found that meets it
         delta: of the budget and of the Guarantee
         accountant: pld is rigorous; integer noise needs rdp
         participation: the rounds of a client that noise is found for and that the Guarantee counts. schedule: its own
@@ -75,6 +78,17 @@ class PrivacyTerms:
             if getattr(self, other) is not None:
                 errors.require_count(name, errors.require_given(name, getattr(self, name), f"it belongs to {other}"))
 
+    def by_number(self, num_clients: int, names: ClientNames | None) -> Self:
+        """The same terms, where budgets that a text or names state are a list in the order of the clients.
+
+        Raises: ConfigurationError for a name that no client has, and unless every client has one positive budget.
+        """
+        if not isinstance(self.epsilon, str | Mapping):
+            return self
+        result = dataclasses.replace(self, epsilon=_budgets_in_order(self.epsilon, num_clients, names))
+        result.budgets(num_clients)  # refuses what they cannot be
+        return result
+
     @property
     def deployment(self) -> tuple[int, int] | None:
         """Clients of a cohort, and in all, of the deployment that the run stands for."""
@@ -105,10 +119,56 @@ class PrivacyTerms:
         except (TypeError, ValueError):
             raise errors.refuse(name, validation.describe(self.any_budget), "one number, or one per client") from None
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
-            raise errors.refuse(name, f"shape {budgets.shape}", f"one budget or {num_clients}, one per client")
+            raise errors.refuse(
+                name, f"{' x '.join(map(str, budgets.shape))} budgets", f"one budget or {num_clients}, one per client"
+            )
         for budget in budgets.ravel():
             require_budget(name, budget, WITHOUT)
         return np.broadcast_to(budgets, (num_clients,)).tolist()
+
+
+def budgets_as_text(what: str, written: Any) -> str:
+    """Budgets of clients, as a text, a list or a table has them, in one spelling: `1,2,4` or `north=1,south=2,*=4`.
+
+    Raises: ConfigurationError for anything else.
+    """
+    texts = [(name, repr(budget).removesuffix(".0")) for name, budget in _parse_budgets(what, written)]
+    return ",".join(f"{name}={budget}" if name else budget for name, budget in texts)
+
+
+def _parse_budgets(what: str, written: Any) -> list[tuple[str, float]]:
+    """Names of clients and their budgets; names are empty where budgets are in the order of the clients."""
+    entries = [f"{name}={budget}" for name, budget in written.items()] if isinstance(written, Mapping) else written
+    text, rest = entries if isinstance(entries, str) else ",".join(map(str, entries)), ""
+    if "=" in text:
+        *words, rest = re.split(r"=([^=,]*)(?:,|$)", text)  # a name may hold a comma
+    else:
+        words = [word for budget in text.split(",") for word in ("", budget)]
+    try:
+        pairs = [(name.strip(), float(budget)) for name, budget in zip(words[::2], words[1::2], strict=True)]
+    except ValueError:
+        pairs = []
+    if rest or not pairs:
+        wanted = "a number, one for each client, or one for each by name"
+        raise errors.refuse(what, repr(written)[:60], wanted, "such as 4, or 1,2,4, or north=1,south=2,*=4")
+    return pairs
+
+
+def _budgets_in_order(written: str | Mapping[str, float], num_clients: int, names: ClientNames | None) -> list[float]:
+    pairs = _parse_budgets("epsilon", written)
+    if not pairs[0][0]:
+        return [budget for _, budget in pairs]
+    budgets: dict[int | str, float] = {}
+    for name, budget in pairs:
+        client = name if name == OTHERS else number_of("a client of epsilon", names, num_clients, name)
+        if client in budgets:
+            raise errors.refuse(f"epsilon of {name}", "two budgets", "one", "drop one of them")
+        budgets[client] = budget
+    lacking = next((client for client in range(num_clients) if client not in budgets), None)
+    if lacking is not None and OTHERS not in budgets:
+        got = f"none for {client_label(names, lacking)}"
+        raise errors.refuse("epsilon", got, "one for every client", f"{OTHERS}=4 is for all others")
+    return [budgets[client if client in budgets else OTHERS] for client in range(num_clients)]
 
 
 @functools.cache

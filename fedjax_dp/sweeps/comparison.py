@@ -149,6 +149,8 @@ def comparable(records: Sequence[Record], axes: Sequence[str]) -> bool:
 
 def _budget(setting: Setting) -> float | None:
     budget = setting.values.get("epsilon", setting.points[0]["config"].get("epsilon"))
+    if isinstance(budget, str | list):
+        raise errors.refuse("epsilon of the sweep", budget, "one budget for all clients, which is compared")
     return None if budget is None else float(budget)
 
 

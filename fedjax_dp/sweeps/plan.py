@@ -330,7 +330,8 @@ def _convert_fields(what: str, written: Values, barred: Mapping[str, tuple[str, 
 
 
 def _convert(what: str, written: Any, option: Option) -> Any:
-    axes.require_value(what, written)
+    if option.about.as_text is None or not isinstance(written, list | tuple | Mapping):
+        axes.require_value(what, written)
     return option.typed(written, what)
 
 

@@ -9,7 +9,9 @@ from helpers import refusal
 import fedjax_dp as fdp
 from fedjax_dp.experiments import RunSpec
 from fedjax_dp.experiments.config import VALUES, read
+from fedjax_dp.experiments.groups import known_options
 from fedjax_dp.tools import cli
+from fedjax_dp.tools.cli.options import known_flags
 
 WORDS = {"algorithm": "Algorithm(...)", "dataset": "mine", "model": "mlp"}
 SET = {"rounds": 40, "seed": 3, "records": "devices", "epsilon": np.array([1.0, 2.0]), "delta": 1e-3}
@@ -73,3 +75,24 @@ def test_an_option_of_a_retired_law_is_refused_with_what_takes_its_place(tmp_pat
     assert cli.main(["run", "--cohort-last", "keep"]) == 2
     assert "take cyclic or bins" in capsys.readouterr().err
     assert cli.main(["account", "--sampling", "refilled"]) == 2
+
+
+BY_NAME = "epsilon = {north = 1.0, '*' = 4}"
+
+
+@pytest.mark.parametrize(
+    ("line", "flag"), [("epsilon = [1, 2.0]", "1.0,2"), (BY_NAME, "north=1,*=4"), ("epsilon = 2", "2")]
+)
+def test_budgets_of_clients_are_the_same_from_a_file_and_a_flag_and_again(line, flag, tmp_path):
+    (tmp_path / "run.toml").write_text(line)
+    values, _ = known_flags(["--epsilon", flag], known_options())
+    spec = RunSpec.of(read(tmp_path / "run.toml"))
+    assert RunSpec.of(values).privacy == spec.privacy == RunSpec.of(spec.flat()).privacy
+
+
+def test_a_budget_that_is_none_is_refused_by_file_and_flag(tmp_path):
+    (tmp_path / "run.toml").write_text("epsilon = [1, 'much']")
+    wanted = "a number, one for each client, or one for each by name"
+    assert f"run.toml: epsilon must be {wanted}, got [1, 'much']" in refusal(read, tmp_path / "run.toml")
+    assert f"--epsilon must be {wanted}, got 'much'" in refusal(known_flags, ["--epsilon", "much"], known_options())
+    assert "budgets 1,2 of clients" in refusal(RunSpec.of({"epsilon": "1,2", "epsilon_high": 3}).privacy.terms, 2, 0)

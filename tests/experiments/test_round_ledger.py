@@ -1,6 +1,7 @@
 """The ledger of a run's folder: written as it goes on, read alone, gone on with, and refused where it was edited."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -10,6 +11,7 @@ import pytest
 from small_runs import Stopped, dpnfl, stop_at
 
 import fedjax_dp as fdp
+from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.tools import cli
@@ -184,3 +186,13 @@ def test_a_halted_run_equals_the_run_of_so_many_rounds_bit_for_bit_and_goes_on_a
     assert resumed.result["spending"]["rounds_wanted"] == 50
     with pytest.raises(fdp.ConfigurationError, match="after which the budget is spent, got 60"):
         fdp.resume(tmp_path / "a", dpnfl(), data, rounds=60)
+
+
+def test_tables_name_clients_unless_they_are_what_is_hidden(data, tmp_path):
+    named = dataclasses.replace(data, names=ClientNames([f"H{client}" for client in range(data.num_clients)]))
+    clients = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
+    clients["noise_multiplier"] = 2.0
+    for algorithm, names in ((dpnfl(), named.names.listed), (fdp.algorithms.dp_fedavg(**clients), None)):
+        fdp.run(algorithm, named, rounds=1, delta=1e-3, out=tmp_path / str(names is None))
+        rows = csv.DictReader((tmp_path / str(names is None) / "clients.csv").read_text().splitlines())
+        assert [row.get("name") for row in rows] == list(names or [None] * data.num_clients)

@@ -8,7 +8,8 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
-from fedjax_dp import hooks
+from fedjax_dp import errors, hooks
+from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.privacy import planned_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
 from fedjax_dp.tools import cli
@@ -184,3 +185,47 @@ def test_an_option_of_before_is_refused_by_what_takes_its_place_whichever_way_it
         assert re.search(words, line)
         assert line.count("\n") == 1
     assert not out.exists()
+
+
+HOSPITALS = ClientNames(["north", "St. Mary, Boston", "south"])
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "budgets"),
+    [
+        ("1,2,3.5", [1, 2, 3.5]),
+        ("south=3, north=1,St. Mary, Boston=2", [1, 2, 3]),
+        ({"north": 1, "*": 4}, [1, 4, 4]),
+        ("0=1,1=2,2=3", [1, 2, 3]),
+    ],
+)
+def test_budgets_go_by_the_order_of_clients_or_by_their_names(epsilon, budgets):
+    assert PrivacyTerms(epsilon=epsilon).by_number(3, HOSPITALS).budgets(3) == budgets
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "line"),
+    [
+        ("1,2", "epsilon must be one budget or 3, one per client, got 2 budgets"),
+        ("nort=1,*=2", "one of north, St. Mary, Boston, south, got 'nort'; did you mean north?"),
+        ("north=1,south=2", "epsilon must be one for every client, got none for St. Mary, Boston"),
+        ("north=1,north=2,*=3", "epsilon of north must be one, got two budgets"),
+        ("1,-2,3", "epsilon must be positive and finite, got -2"),
+        ("north=1,nan", "epsilon must be a number, one for each client, or one for each by name"),
+        ({"north": "much"}, "epsilon must be a number, one for each client, or one for each by name"),
+    ],
+)
+def test_budgets_that_are_not_one_for_each_client_are_refused_in_one_line(epsilon, line):
+    with pytest.raises(errors.ConfigurationError, match=re.escape(line)) as refused:
+        PrivacyTerms(epsilon=epsilon).by_number(3, HOSPITALS)
+    assert "\n" not in str(refused.value)
+
+
+def test_budgets_by_name_are_those_in_order():
+    data = dataclasses.replace(ragged_data((20, 30, 40)), names=HOSPITALS)
+    words = {"rounds": 2, "delta": 1e-3}
+    algorithm = fdp.algorithms.dpnfl(cohort_size=3, batch_size=5, clip_norm=1.0, local_steps=1, learning_rate=0.1)
+    spellings = [1.0, 2.0, 3.0], "south=3,north=1,*=2", {"north": 1, "St. Mary, Boston": 2, "south": 3}
+    first, *others = (fdp.guarantee(algorithm, data, epsilon=epsilon, **words).epsilons for epsilon in spellings)
+    assert others == [first, first]
+    assert first[0] < first[1] < first[2]

@@ -43,6 +43,11 @@ POINTS = [
 ]
 
 
+def test_budgets_of_clients_are_not_compared():
+    with pytest.raises(ConfigurationError, match="epsilon of the sweep must be one budget for all clients"):
+        compare([point("local", [0.5, 1.0], epsilon="1,2"), point("dpnfl", [0.5, 1.0], epsilon="1,2")], AXES)
+
+
 def test_the_best_setting_of_an_algorithm_stands_against_the_better_of_local_and_shared():
     found = compare(POINTS, AXES)
     row = next(row for row in found.rows if row.algorithm == "mr_mtl")

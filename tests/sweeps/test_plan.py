@@ -188,6 +188,13 @@ def test_every_point_is_resolved_and_the_seed_varies_fastest():
     assert [point.config.data.seed for point in points] == [3, 7] * 12
 
 
+def test_budgets_of_clients_are_one_value_of_a_base_or_of_an_axis():
+    assert read("[base]\nepsilon = [1, 2]\n[axes]\nrounds = [1, 2]").base == {"epsilon": "1,2"}
+    assert read("[axes]\nepsilon = [1, [1, 2.5], {north = 1, '*' = 2}]").axes == {
+        "epsilon": [1.0, "1,2.5", "north=1,*=2"]
+    }
+
+
 def test_a_sweep_may_vary_the_seed_alone():
     assert [point.values for point in plan.expand(SweepConfig(seeds=(0, 5)))] == [{"seed": 0}, {"seed": 5}]
 

@@ -18,6 +18,7 @@ from fedjax_dp.tools.reports.contents import Block, FactList, Listing, Prose, Re
 
 KIND = "privacy statement"
 TEXT = tomllib.loads(importlib.resources.files("fedjax_dp.tools.reports").joinpath("statement.toml").read_text("utf-8"))
+MANY = 200  # clients in a list
 LARGE = math.log(1e6)  # an epsilon whose factor means nothing
 
 
@@ -40,9 +41,14 @@ def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: s
     if guarantee["epsilon"] is not None:
         unit = Unit(guarantee["unit"])
         assumed = [shared.sentence(line) for line in guarantee["assumptions"] if line != FLOAT_NOISE]  # in the promise
+        assumed += [
+            TEXT["public"].format(text=text, value=config[name])
+            for name, text in TEXT["constants"].items()
+            if config.get(name) not in (None, "records")  # computed from records: a warning says so
+        ]
         uncovered = [TEXT["of_unit"][unit.value], *(line.format(unit=unit.value) for line in TEXT["always"])]
         sections += [
-            Section("What it means", [FactList(_terms(guarantee, config), wide=True)]),
+            Section("What it means", [FactList([*_terms(guarantee, config), *_by_client(guarantee)], wide=True)]),
             Section("It holds if all of these are true", [Listing(assumed)]),
             Section("What is not covered", [Listing(uncovered)]),
         ]
@@ -98,6 +104,17 @@ def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tupl
         for other in guarantee["elsewhere"]
     ]
     return [*terms, *([("against others", f"{'; '.join(others)}.")] if others else [])]
+
+
+def _by_client(guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Every client with its epsilon, where these differ; of very many where to find them."""
+    every = [f"{epsilon:.4g}" for epsilon, alike in guarantee["epsilons"] for _ in range(alike)]
+    if len(set(every)) == 1:
+        return []
+    if len(every) > MANY:
+        return [("epsilon of each client", TEXT["clients"])]
+    names = guarantee.get("names") or [f"client {number}" for number in range(len(every))]
+    return [(f"epsilon of {name}", epsilon) for name, epsilon in zip(names, every, strict=True)]
 
 
 def _factor(epsilon: float, unit: Unit) -> str:

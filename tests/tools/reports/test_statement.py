@@ -22,12 +22,10 @@ CONFIG = {"algorithm": "dpnfl", "dataset": "digits", "rounds": 10}
 PARTS = ["The promise", "What it means", "It holds if all of these are true", "What is not covered", "Words", "Origin"]
 
 
-def _of(epsilon=1.0, unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE, view=View.UPLOADS, **more):
+def _of(epsilon=1.0, unit=Unit.RECORD, adjacency=Adjacency.REPLACE_ONE, view=View.UPLOADS, epsilons=(), **more):
     bounds = AttackBounds(0.7, 0.1, of_curve=True)
-    assumed = ("cohorts are drawn", FLOAT_NOISE)
-    return Guarantee(
-        (epsilon,), 1e-3, unit, adjacency, view, "exact", assumed, attacks=(bounds,), **more
-    ).to_full_dict()
+    assumed, every = ("cohorts are drawn", FLOAT_NOISE), epsilons or (epsilon,)
+    return Guarantee(every, 1e-3, unit, adjacency, view, "exact", assumed, attacks=(bounds,), **more).to_full_dict()
 
 
 def _text(saved):
@@ -103,3 +101,19 @@ def test_what_it_did_not_write_stays(run_folder, tmp_path):
         report_statement(run_folder, tmp_path / "own.html")
     assert own.read_text() == "mine"
     assert not (tmp_path / "own.html").exists()
+
+
+def test_every_client_has_its_epsilon_where_they_differ():
+    apart = {"epsilons": (1.0, 2.0, 3.5)}
+    assert "- **epsilon of client 2**: 3.5" in _text(_of(**apart))
+    assert "- **epsilon of west**: 3.5" in _text(_of(**apart, names=("north", "south", "west")))
+    assert "- **epsilon of client" not in _text(_of(epsilons=(1.0, 1.0)))
+    assert "clients.csv" in _text(_of(epsilons=tuple(range(1, 300))))
+
+
+def test_constants_that_a_run_takes_for_public_are_listed_and_those_of_its_records_are_not():
+    config = CONFIG | {"fill": "dose=0", "normalise": "0.1,0.3", "standardise": "records"}
+    written = markdown(statement(_of(), config, "mine, seal 1"))
+    for line in ("stand for missing ones, dose=0, are public", "normalise features, 0.1,0.3, are public"):
+        assert line in written
+    assert "standardise" not in written
