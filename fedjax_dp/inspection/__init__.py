@@ -10,6 +10,8 @@ tests, and whole runs, whoever wrote their parts, through those that `fedjax_dp.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import (
@@ -117,10 +119,17 @@ def _name_of(thing: Any) -> str:
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
+def _words_of_part(slot: str, part: Any) -> str:
+    """What is trusted of a part; an estimator without a sensitivity claims no reach."""
+    if slot == "estimator" and part.sensitivity(np.ones(2), np.ones(2), 1) is None:
+        return WORDS["correction"]
+    return WORDS[slot]
+
+
 def words_of(algorithm: Algorithm) -> list[str]:
     """On whose word the Guarantee rests: one line for each part that is not the project's own."""
     words = [
-        f"on the word of {type(part).__name__} ({slot}): {WORDS[slot]}"
+        f"on the word of {type(part).__name__} ({slot}): {_words_of_part(slot, part)}"
         for slot, part in facts.parts_of(algorithm)
         if not facts.of_the_project(part)
     ]
