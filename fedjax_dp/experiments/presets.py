@@ -37,7 +37,7 @@ POPULATIONS: dict[str, dict[str, Any]] = {
     "svhn": _SKEWED | {"num_clients": 20, "min_records": 20},  # the subset is small
     **dict.fromkeys(("adult", "adult_full"), _TWO_CLASSES | {"num_clients": 16}),
     "femnist_digits": _NATURAL | {"num_clients": 12},
-    "sent140": _TWO_CLASSES | {"num_clients": 100},
+    "sent140": _NATURAL | {"num_clients": 100},
     "school": _NATURAL | {"num_clients": 139, "min_records": 1},
     "synthetic": _NATURAL | {"num_clients": 100},
     **dict.fromkeys(("store", "leaf", "tff"), _NATURAL),

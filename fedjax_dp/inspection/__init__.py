@@ -9,6 +9,8 @@ project's own parts pass the same checks in its tests; `fedjax_dp.testing` calls
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import (
@@ -116,10 +118,17 @@ def _name_of(thing: Any) -> str:
     return str(getattr(thing, "__name__", type(thing).__name__))
 
 
+def _words_of_part(slot: str, part: Any) -> str:
+    """What is trusted of a part; an estimator without a sensitivity claims no reach."""
+    if slot == "estimator" and part.sensitivity(np.ones(2), np.ones(2), 1) is None:
+        return WORDS["correction"]
+    return WORDS[slot]
+
+
 def words_of(algorithm: Algorithm) -> list[str]:
     """The parts that the Guarantee trusts: one line for each user-defined part."""
     words = [
-        f"{type(part).__name__} ({slot}) is trusted: {WORDS[slot]}"
+        f"{type(part).__name__} ({slot}) is trusted: {_words_of_part(slot, part)}"
         for slot, part in facts.parts_of(algorithm)
         if not facts.of_the_project(part)
     ]

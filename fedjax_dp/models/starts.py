@@ -28,6 +28,11 @@ from fedjax_dp.models.origins import ARRAY, KEY, LEDGER, Origin
 WANTED = "an .npz or .safetensors file, the folder of a run, or one that orbax wrote"
 RUN = "run.json"  # makes a folder that of a run
 STATE, FINAL = "state", "final"  # of a run's checkpoint: what goes on, and the model where it is not the state's
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+CONVERT = (
+    "pickles are not read: safetensors.torch.save_file(model.state_dict(), 'model.safetensors') writes one that is"
+)
+TREE = "_METADATA"  # in every folder that orbax wrote
 CHECKPOINT_DEPTH = 3  # a run's arrays are in checkpoints/ROUND/state
 
 
@@ -150,7 +155,12 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
         zipped = file.read(2) == b"PK" or path.suffix == ".npz"
     if not zipped:
         return _safetensors(path)
-    found: dict[str, Any] = read_npz(path)
+    try:
+        found: dict[str, Any] = read_npz(path)
+    except errors.ConfigurationError:
+        if path.suffix not in PICKLED:
+            raise
+        raise errors.refuse("start", f"{path}, which is no archive of arrays", WANTED, CONVERT) from None
     if ARRAY not in found:
         return found, None
     ledger = found.pop(ARRAY)
@@ -189,7 +199,7 @@ def _safetensors(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
             words, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, MemoryError, AttributeError, TypeError) as error:  # the last of odd types
         got = f"{path}, which is none of these or damaged ({folders.reason(error)[:100]})"
-        raise errors.refuse("start", got, WANTED) from None
+        raise errors.refuse("start", got, WANTED, CONVERT if path.suffix in PICKLED else "") from None
     if KEY not in words and {"config", "round", "privacy"} <= words.keys():
         raise errors.refuse("start", f"{path}, an export without its ledger", "one with it", "export the run again")
     return found, words.get(KEY)
@@ -203,6 +213,10 @@ def _orbax(path: pathlib.Path) -> dict[str, Any]:
         if not done:
             raise errors.refuse("start", f"{path}, a run without a checkpoint", WANTED, "go on with the run first")
         path = arrays_at(max(done, key=lambda place: int(place.name)))
+    elif not (path / TREE).is_file():
+        inside = sorted(file.name for ending in (".safetensors", ".npz") for file in path.glob(f"*{ending}"))
+        remedy = f"name the file: {path / inside[0]}" if inside else "name a file, or the folder that holds run.json"
+        raise errors.refuse("start", f"{path}, a folder without a checkpoint", WANTED, remedy)
     try:
         found = by_path(arrays_of(path.absolute()))
     except Exception as error:  # of orbax and tensorstore, without a common base

@@ -6,6 +6,9 @@ from helpers import refusal
 
 from fedjax_dp import data
 from fedjax_dp.data.sequences import cut_words, most_frequent, of_words, words_of
+from fedjax_dp.experiments.groups import PopulationConfig
+from fedjax_dp.experiments.population import build_data
+from fedjax_dp.experiments.presets import population_of, resolve_population
 
 
 def write_messages(folder, rows, header="user,positive,text"):
@@ -45,6 +48,15 @@ def test_vocabulary_is_of_training_messages_with_ties_in_alphabetical_order(fold
     lonely = got.x_train[got.client_ids == 2][0]
     assert lonely[:5].tolist() == [3, 3, 3, 5, 0]  # "lonely" comes before all "message..."
     assert of_words(most_frequent([["b", "a", "c"], ["c"]], 9)).known == {"c": 2, "a": 3, "b": 4}
+
+
+def test_users_are_the_clients_unless_a_partition_is_named(folder):
+    write_messages(folder, [f'{user},0,"message {at}"' for user in range(3) for at in range(4)])
+    clients = {}
+    for partition, count in ((None, None), ("iid", 2)):
+        named = PopulationConfig(dataset="sent140", data_dir=str(folder), partition=partition, num_clients=count)
+        clients[partition] = build_data(resolve_population(named, population_of("sent140"))).num_clients
+    assert clients == {None: 3, "iid": 2}
 
 
 def test_long_messages_are_cut_and_empty_ones_are_unknown():

@@ -15,7 +15,7 @@ from test_stranger_families import FULL, last_idle
 from wrong_programs import reading_correction
 
 import fedjax_dp as fdp
-from fedjax_dp import errors
+from fedjax_dp import errors, inspection
 from fedjax_dp.accounting import Adjacency, WithoutReplacement
 from fedjax_dp.accounting.gaussian import gaussian_epsilon
 from fedjax_dp.algorithms import CATALOGUE
@@ -48,6 +48,13 @@ def test_an_own_bound_of_whole_batches_is_refused_where_their_size_is_random():
     bound = own.lying(fdp.parts.ClipBatch())
     poisson = steps(own.with_privatizer(RECORD, bound=bound), batches=fdp.parts.PoissonBatches(size=2))
     assert "ClipRecords for batches of random size" in refused(poisson)
+
+
+def test_an_estimator_without_a_sensitivity_is_not_said_to_have_a_reach():
+    for members, reach in (({}, True), ({"sensitivity": lambda self, shares, rates, members: None}, False)):
+        words = inspection.words_of(replace(RECORD, aggregate=own.lying(own.Average(), **members)))
+        assert any("its reach" in line for line in words) == reach
+        assert any("(estimator)" in line for line in words)
 
 
 @pytest.mark.slow

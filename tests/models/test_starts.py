@@ -130,7 +130,13 @@ def broken(tmp_path):
     (tmp_path / "zip.npz").write_bytes(b"PK\x03\x04 and then nothing")
     yield tmp_path / "zip.npz", "readable"
     (tmp_path / "folder").mkdir()
-    yield tmp_path / "folder", "cannot be read"
+    yield tmp_path / "folder", "a folder without a checkpoint; name a file"
+    safetensors(tmp_path / "folder" / "model.safetensors", ok)
+    yield tmp_path / "folder", "name the file: .*folder/model.safetensors"
+    (tmp_path / "zip.bin").write_bytes(b"PK\x03\x04 and then nothing")
+    yield tmp_path / "zip.bin", "no archive of arrays; pickles are not read"
+    (tmp_path / "old.pt").write_bytes(b"\x80\x02}q\x00.")
+    yield tmp_path / "old.pt", "pickles are not read"
 
 
 def test_hostile_checkpoints_are_refused_in_one_line(tmp_path):
