@@ -139,8 +139,8 @@ class PrivacyConfig(PrivacyTerms):
     """How privacy is counted.
 
     Args:
-        epsilon: privacy budget of each client; the noise is found that meets it; several with commas, in the order of the
-            clients, or by their names
+        epsilon: privacy budget of each client; the noise is found that meets it; several with commas, in the order of
+            the clients or by their names
         epsilon_high: budgets differ by client, uniformly from epsilon to this
     """
 

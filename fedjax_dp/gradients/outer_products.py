@@ -160,6 +160,15 @@ class Product:
             batches, outs, positions = _runs(counts[0], counts[2], counts[1])
         return _group_axes(read, (batch, free, contracted)), _group_axes(e, (batches, positions, outs))
 
+    def rows(self, read: jax.Array) -> jax.Array:
+        """The operand that is multiplied with the parameters `(blocks, positions, k)`."""
+        batch, contracted, free = self.other
+        return _group_axes(read[None], (batch, free, contracted))[0]
+
+    def as_result(self, y: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """`(blocks, positions, o)` in the shape of the equation's result."""
+        return (y.swapaxes(1, 2) if self.side == 0 else y).reshape(shape)
+
 
 def _runs(*counts: int) -> list[tuple[int, ...]]:
     """Consecutive numbers in runs of these lengths."""

@@ -108,7 +108,7 @@ class _ProductWithTerm:
         if a.ndim == 2:
             x = x[0]
         term = multiplied(multiplied(x, a.astype(x.dtype)), b.astype(x.dtype))
-        term = self.product.made(term if term.ndim == 3 else term[None], made[0].shape)
+        term = self.product.as_result(term if term.ndim == 3 else term[None], made[0].shape)
         made[0] = made[0] + (term * jnp.asarray(self.scale, term.dtype)).astype(made[0].dtype)
         return made, ()
 
