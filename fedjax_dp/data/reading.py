@@ -31,31 +31,32 @@ class Reading:
     """How files are read; what is None is as the format has it.
 
     Args:
-        task: what targets are, where the files do not say it
-        label_column: of csv:PATH, parquet:PATH and hf:PATH; in tables several, with commas, for task regression
-        client_column: likewise; its clients are the natural ones
-        user_column: of csv:PATH and parquet:PATH: whose record it is, of people with several; the unit is then a user
-        records_per_user: of each user the first so many training records of a client are kept
-        clients_per_user: at the first so many clients that have some; 1 unless given
-        split_column: of csv:PATH and parquet:PATH: says train or test
-        feature_columns: all others unless given
-        drop: columns of tables that are no features, such as ids
-        categories: words of columns of a table, known without looking; each becomes a feature of 0 and 1
-        fill: constants for missing values of tables; a number alone: for all columns of numbers
-        missing: words that stand for a missing value in tables, beside nothing and ?, such as -9
-        no_header: csv:PATH has no line of names: columns are c0, c1, ...; false: its first line is one, whatever it
-            looks like
-        standardise: columns of tables less a mean M, over a deviation S: public ones, those of a public file, or
-            records: computed from the training records, which no epsilon covers
-        record_shape: of features that stand in one row, such as 28,28
-        length: tokens of a record of text; what is longer is cut, what is shorter padded
+        task: what targets are, if the files do not say it
+        label_column: column of the label; for csv:, parquet: and hf:; tables may have several, with commas, for task
+            regression
+        client_column: column of the client; these become the natural clients
+        user_column: column of the user, for people with several records; the unit is then a user; for csv: and parquet:
+        records_per_user: training records kept of each user at a client; the first ones
+        clients_per_user: clients at which a user's records are kept; the first ones
+        split_column: column that says train or test; for csv: and parquet:
+        feature_columns: columns that are features; all others by default
+        drop: columns that are no features, such as ids
+        categories: known words of a column; each becomes a feature of 0 and 1
+        fill: constants that replace missing values; a single number is for all columns of numbers
+        missing: words that stand for a missing value, such as -9; an empty cell and ? always do
+        no_header: the csv file has no line of names, and columns are c0, c1, ...; false: its first line is one, whatever
+            it looks like
+        standardise: public mean M and deviation S by which a column becomes (x - M) / S; or a public file to compute
+            them from; or records: computed from the training records, which no epsilon covers
+        record_shape: shape of the features of a row, such as 28,28
+        length: tokens of a text record; longer texts are cut, shorter ones padded
         stride: tokens from one record of a text to the next
-        windows_per_text: of each text the first so many training records are kept; the unit is then a text
-        vocabulary: a public list of words, one a line; else learnt from the training records, without privacy
-        vocabulary_size: words of it
+        windows_per_text: training records kept of each text; the first ones; the unit is then a text
+        vocabulary: public list of words, one a line; by default learnt from the training records, without privacy
+        vocabulary_size: number of words
         oov_buckets: ids for unknown words
-        convention: how tokens are numbered, and text is cut
-        subset: of a TFF database, such as digits_only
+        convention: how tokens are numbered and texts cut
+        subset: part of a TFF database, such as digits_only
     """
 
     task: Annotated[str | None, about("", choices=TASKS)] = None

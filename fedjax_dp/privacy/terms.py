@@ -32,28 +32,27 @@ class PrivacyTerms:
     """How privacy is counted.
 
     Args:
-        epsilon: budget, one for all, one per client or by names of clients; the noise is found that meets it
-        delta: of the budget and of the Guarantee
-        accountant: pld is rigorous; integer noise needs rdp
-        participation: the rounds of a client that noise is found for and that the Guarantee counts. schedule: its own
-            number under the seed, which the run must use; law: any seed, delta averaged over the draw of cohorts;
-            worst: every round; expected: the mean number, as papers do, which is no guarantee for clients drawn more
-            often; once: a single round, which is none for the run. The Guarantee of the last two says so first;
-            `guarantee(..., participation="schedule")` gives what such a run really has
-        sigma_mode: per_client: each its own noise; common_worst: all that of the client that needs most; or what a
-            paper's theorem prints, which is not known to meet the budget: the Guarantee shows what it gives
-        unit: whose presence the Guarantee is about. record or client, as the noise is on records or on whole clients,
-            unless the data bound how many records a user or a text has; token: all windows over it
-        view: the adversary, by default the strongest that the algorithm protects against; uploads: the server sees
-            every message, so sampling clients amplifies nothing; in the others the others' noise helps where it is
-            known to add up
-        colluders: clients of each cohort that help the adversary, in views other than uploads
-        stop_at_epsilon: epsilon that ends the run for all, beside noise_multiplier: it takes as many of its rounds as
-            no client's epsilon passes it in, which is known before the first
-        stop: value of a metric of the test set, such as accuracy=0.9, that ends the run; the Guarantee is of all rounds
-        deployment_cohort: clients of a cohort in the deployment that the run stands for; its noise is found and
-            counted, and the run has its noise on the mean
-        deployment_population: clients of that deployment
+        epsilon: privacy budget; one for all, one per client, or by names of clients; the noise is found that meets it
+        delta: delta of the budget and of the Guarantee
+        accountant: how privacy losses are composed; pld is rigorous; integer noise needs rdp
+        participation: which rounds of a client are counted; schedule: those drawn by the seed, which the run must use;
+            law: any seed, delta averaged over the draw of cohorts; worst: every round; expected: the mean number, as
+            papers count, no guarantee for clients drawn more often; once: a single round, no guarantee for the run. The
+            Guarantee of the last two says so first; `guarantee(..., participation="schedule")` is what such a run has
+        sigma_mode: noise of each client; per_client: its own; common_worst: that of the client that needs most; or by a
+            paper's theorem, which may miss the budget: the Guarantee shows what it gives
+        unit: whose presence is hidden; record or client, as the noise hides records or whole clients, unless the data
+            bound how many records a user or a text has; token: all windows that contain it
+        view: adversary; uploads: the server sees every message, so sampling clients amplifies nothing; in the other
+            views the noise of other clients helps where it is known to add up. Default: the strongest adversary that
+            the algorithm protects against
+        colluders: clients of each cohort that help the adversary; for views other than uploads
+        stop_at_epsilon: epsilon that no client may exceed, with noise_multiplier; the run has as many rounds as fit,
+            which is known before the first
+        stop: metric=value on the test set, such as accuracy=0.9, that ends the run; the Guarantee is of all rounds
+        deployment_cohort: cohort size of the deployment that the run stands for; its noise is found and counted, and
+            the run adds its noise to the mean
+        deployment_population: number of clients of that deployment
     """
 
     epsilon: Budget | None = None

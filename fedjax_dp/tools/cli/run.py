@@ -127,7 +127,7 @@ def _print_result(
     guarantee, timing, traffic = result["guarantee"], result["timing"], result["traffic"]
     measures = measures_of(result["task"])
     main = measures.main
-    reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}, "
+    reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}{_baseline(result)}, "
     name = with_mark(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
     last, place = result["history"][-1], folders.quote_path(where)
     shared = f"test {reached}loss {result['test_loss']:.4f}"
@@ -257,6 +257,12 @@ def _others(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]
     if result["task"]["name"] == "sequence":
         lines.append(("record", "one stored row, here one sequence; a text cut into several is several records"))
     return lines
+
+
+def _baseline(result: dict[str, Any]) -> str:
+    """What the same answer for every record reaches."""
+    baseline = result.get("baseline")  # older folders have none
+    return "" if baseline is None else f" ({baseline['answer']}: {baseline['value']:.4f})"
 
 
 def _target(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:
