@@ -186,7 +186,7 @@ def test_ids_that_are_missing_and_numbers_that_nobody_gave_are_told(capsys):
     assert cli.main([*less.split()[1:], "--rounds", "1"]) == 0
     told = capsys.readouterr().err
     assert "nobody says whose records they are: dealt to 10 clients; client_ids in the file would" in told
-    assert "not set, so defaults: num_clients 10, delta 0.001\n" in told
+    assert "not set, so defaults are used: num_clients 10, delta 0.001\n" in told
 
 
 def test_an_entry_without_noise_and_a_plain_function_are_told_on_the_command_line(capsys):

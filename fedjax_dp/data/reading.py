@@ -44,8 +44,8 @@ class Reading:
         categories: known words of a column; each becomes a feature of 0 and 1
         fill: constants that replace missing values; a single number is for all columns of numbers
         missing: words that stand for a missing value, such as -9; an empty cell and ? always do
-        no_header: the csv file has no line of names, and columns are c0, c1, ...; false: its first line is one, whatever
-            it looks like
+        no_header: the csv file has no line of names, and columns are c0, c1, ...; false: its first line has the names,
+            whatever it looks like
         standardise: public mean M and deviation S by which a column becomes (x - M) / S; or a public file to compute
             them from; or records: computed from the training records, which no epsilon covers
         record_shape: shape of the features of a row, such as 28,28

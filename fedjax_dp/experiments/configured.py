@@ -127,8 +127,8 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
         screen.say(line)
     if kinds:
         spent = time.perf_counter() - began
-        whom = "every client" if kinds == 1 else f"{kinds} kinds of clients, by their records and rounds"
-        screen.say(f"the least noise that meets the budget was found for {whom}, in {spent:.1f} s")
+        whom = "every client" if kinds == 1 else f"{kinds} kinds of clients, which differ in records and rounds"
+        screen.say(f"found the least noise for the budget of {whom} in {spent:.1f} s")
     return ready
 
 
@@ -136,7 +136,7 @@ def _assumed_defaults(config: RunSpec) -> list[str]:
     """Numbers that were not set for data of the user's own, which no default can know."""
     brought = config.from_data_set() if kind_of(config.data.dataset) in presets.FILES else {}
     listed = ", ".join(f"{name} {value:g}" for name, value in brought.items() if isinstance(value, int | float))
-    return [f"not set, so defaults: {listed}"] if listed else []
+    return [f"not set, so defaults are used: {listed}"] if listed else []
 
 
 def _entry_defaults(config: RunSpec) -> list[str]:
@@ -148,7 +148,7 @@ def _entry_defaults(config: RunSpec) -> list[str]:
         if value != COMMON[name].default and config.options.get(name, value) == value
     }
     listed = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in brought.items())
-    return [f"{config.entry.name} brings {listed}, of its paper: say otherwise for plain steps"] if listed else []
+    return [f"{config.entry.name} uses {listed} by default, as in its paper"] if listed else []
 
 
 def _describe(config: RunSpec, ready: Experiment) -> list[str]:
@@ -164,7 +164,7 @@ def _describe(config: RunSpec, ready: Experiment) -> list[str]:
         if len(run.noise_levels.factors) > 1:
             words += ", in round 0"
         if "clip_norm" in options:
-            words += f", clip norm {options['clip_norm']:g}: on a sum the noise is their product"
+            words += f", clip norm {options['clip_norm']:g}; the noise on a sum is their product"
         lines.append(words)
         if clips_records(algorithm):
             params = jax.eval_shape(run.model.init, run_key(run.seed))
@@ -181,14 +181,14 @@ def _small_clients(run: PlannedRun) -> list[str]:
     size, sizes = getattr(batches, "size", 0), np.asarray(run.data.sizes)
     if noise_of(run.algorithm) is None or unit_of(run.algorithm) is not Unit.RECORD:
         fewer = int(np.sum(sizes < size))
-        return [f"{count(fewer, 'client')} with < {size} records: their batches are all they have"] if fewer else []
+        return [f"{count(fewer, 'client')} with fewer than {size} records use all in every batch"] if fewer else []
     small = int(np.sum(sizes <= size))
     drawn = isinstance(batches.sampling(2**31), WithoutReplacement | Poisson | RandomAllocation | BallsInBins)
     if not small or not drawn:
         return []
     return [
-        f"clients with <= {size} records are in every step with all of them, {small} of {len(sizes)}: no sampling "
-        "amplifies theirs; --batches epochs, a smaller --batch-size, noise of each client's own (by --epsilon) or "
+        f"{small} of {count(len(sizes), 'client')} with at most {size} records use all of them in every step, without "
+        "amplification by sampling; --batches epochs, a smaller --batch-size, noise per client (by --epsilon) or "
         f"--min-records {size + 1} would lower the largest epsilon"
     ]
 
@@ -222,7 +222,7 @@ def _devices(execution: Execution) -> str:
     """Where it is computed."""
     device = environment.device()
     kind = device["platform"].upper() + ("" if device["kind"] == device["platform"] else f" ({device['kind']})")
-    words = f"computed on {execution.devices} {kind} device{'s' * (execution.devices > 1)}"
+    words = f"runs on {execution.devices} {kind} device{'s' * (execution.devices > 1)}"
     if execution.devices < device["count"]:
         words += f" of {device['count']}"
     if execution.model_devices > 1:
@@ -231,5 +231,5 @@ def _devices(execution: Execution) -> str:
         words += f" in {device['processes']} processes"
     late = device["platform"] == "cpu" and device["count"] < device["cores"] * device["processes"]
     if late and CPU_DEVICES not in os.environ:
-        words += f", although there are {device['cores']} cores: import fedjax_dp before JAX is first used"
+        words += f", although there are {device['cores']} cores; import fedjax_dp before you use JAX to use them all"
     return words

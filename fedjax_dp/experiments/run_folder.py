@@ -145,7 +145,7 @@ def resume(
         result = result_of(path, manifest) if run.rounds == manifest["config"]["rounds"] else None
         if result is not None:
             require_same(manifest, run.checksums())
-            screen.say(f"{path} is finished, after round {run.rounds}; --rounds N (rounds=N) goes on to more")
+            screen.say(f"{path} is finished after round {run.rounds}; --rounds N (rounds=N) continues it")
         return manifest, run, result
 
     *_, result = read()
@@ -256,11 +256,11 @@ def _note_changes(manifest: Manifest, ready: Experiment, screen: Screen) -> None
     alike = before["model_devices"] == now["model_devices"] and ready.execution.parts is not None
     if not alike and before != now:
         words = ("{devices} devices, {model_devices} to a model".format(**layout) for layout in (before, now))
-        screen.say("started on {}, continued on {}: equal to rounding".format(*words))
+        screen.say("started on {}, continued on {}: results agree up to rounding".format(*words))
     then, versions = manifest["versions"], environment.versions()
     others = [f"{name} {then.get(name)} (now {versions[name]})" for name in MATTER if then.get(name) != versions[name]]
     if others:
-        screen.say(f"begun with {', '.join(others)}: another version may round, and draw, otherwise")
+        screen.say(f"started with {', '.join(others)}: another version may round and draw random numbers differently")
 
 
 def facts(path: pathlib.Path, ready: Experiment) -> dict[str, str]:

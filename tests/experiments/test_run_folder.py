@@ -284,7 +284,7 @@ def test_other_versions_are_told(capsys):
     about["versions"]["jax"] = "0.1"
     pathlib.Path("x/run.json").write_text(json.dumps(about))
     fdp.resume("x", progress=True)
-    assert "begun with jax 0.1 (now " in capsys.readouterr().err
+    assert "started with jax 0.1 (now " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", usual(["x", "x/run.json", "x/config.toml", "x/checkpoints"], ["x/run.json"]))

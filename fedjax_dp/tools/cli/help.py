@@ -25,7 +25,8 @@ class FirstPage:
     usage     the words that follow the command;
     examples  what each does, by command line; they run as they stand, in their order;
     usual     an example value of each option that is used most, in the order of the page; "" of a switch;
-    notes     more paragraphs, below the examples.
+    notes     more paragraphs, below the examples;
+    details   those that only `--help-all` prints.
     """
 
     purpose: str
@@ -33,6 +34,11 @@ class FirstPage:
     examples: Mapping[str, str]
     usual: Mapping[str, str]
     notes: str = ""
+    details: str = ""
+
+    @property
+    def description(self) -> str:
+        return "\n\n".join(filter(None, (self.purpose, self.notes, self.details)))
 
 
 def print_first_page(command: str, page: FirstPage, options: Options, more: Mapping[str, str]) -> None:

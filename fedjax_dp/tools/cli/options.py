@@ -133,7 +133,7 @@ def parse(
         if isinstance(page, FirstPage) and "--help-all" not in arguments:
             print_first_page(command, page, every, {"--help-all": f"everything about all {len(every)} options"})
         else:
-            print_help(command, {command: every}, page.purpose if isinstance(page, FirstPage) else page)
+            print_help(command, {command: every}, page.description if isinstance(page, FirstPage) else page)
         raise SystemExit(0)
     values, rest = known_flags(arguments, taken)
     require_known(command, rest, taken)

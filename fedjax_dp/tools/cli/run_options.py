@@ -131,7 +131,7 @@ def _print_help(
     common = own | options_of(entry_of("fedavg"), entry_of("dpnfl"))
     if everything:
         anywhere = {of: {name: _anywhere(one) for name, one in all_of.items()} for of, all_of in groups.items()}
-        print_help(command, anywhere if algorithm is None else with_defaults, page.purpose)
+        print_help(command, anywhere if algorithm is None else with_defaults, page.description)
     elif group is not None:
         print_group(command, group, with_defaults[group], [name for name in groups[group] if name not in common])
     else:

@@ -15,7 +15,7 @@ def first_lines(capsys, *words):
 def test_defaults_of_a_paper_and_clients_that_no_sampling_hides_are_named(capsys):
     said = first_lines(capsys, "--algorithm", "dpnfl", "--batch-size", "150", "--out", "a")
     assert "dpnfl brings --schedule inverse_sqrt, --l2 0.001" in said
-    assert "clients with <= 150 records are in every step with all of them, 10 of 10" in said
+    assert "10 of 10 clients with at most 150 records use all of them in every step" in said
     for remedy in ("--batches epochs", "--batch-size", "--epsilon", "--min-records 151"):
         assert remedy in said
 
@@ -26,7 +26,7 @@ def test_plain_steps_of_large_clients_need_no_word(capsys):
     assert "brings" not in said
     assert "records are in every step" not in said
     without = first_lines(capsys, "--algorithm", "fedavg", "--batch-size", "150", "--out", "b")
-    assert "10 clients with < 150 records: their batches are all they have" in without
+    assert "10 clients with fewer than 150 records use all in every batch" in without
 
 
 def test_noise_and_clip_norm_that_change_are_said_with_where_they_end():
