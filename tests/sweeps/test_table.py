@@ -322,7 +322,7 @@ def test_best_takes_the_last_sweep_where_none_is_named(capsys):
     pathlib.Path("sweeps").mkdir()
     folder.rename("sweeps/mine")
     assert cli.main(["best"]) == 0
-    assert "none is named, so the last one: sweeps/mine" in capsys.readouterr().err
+    assert "no folder was named; using the last one: sweeps/mine" in capsys.readouterr().err
 
 
 def test_a_shared_winner_among_own_models_is_not_said_to_have_one(capsys):

@@ -14,7 +14,7 @@ def latest(*kinds: str) -> pathlib.Path | None:
     if not files:
         return None
     folder = max(files, key=lambda file: (file.stat().st_mtime_ns, file)).parent
-    Screen().say(f"none is named, so the last one: {folder}")
+    Screen().say(f"no folder was named; using the last one: {folder}")
     return folder
 
 

@@ -64,7 +64,7 @@ PAGE = FirstPage(
     "algorithm, server_learning_rate" = [["dpnfl"], ["addpnfl", 0.01]]   # these vary together""",
     """[[points]] lists points, as one more axis. trials = 50 draws points at random instead of taking the grid: from
 lists, and from ranges without points; search_seed = 1 draws others. search = "tpe" chooses them by earlier results,
-search_batch = 8 at once. trials_law = "poisson", "geometric" or "logarithmic" also draws their number, with mean trials,
+search_batch = 8 at once. trials_law = "poisson", "geometric" or "logarithmic" also draws their number, mean trials,
 as random repetition (Papernot and Steinke 2022) requires. halving = 3 stops bad points early. Options of [base] that an
 algorithm on an axis does not take are left out for it.""",
 )
