@@ -20,7 +20,8 @@ from fedjax_dp import errors
 PAGES = "docs/extending"
 OPTIMIZER = 'fedjax_dp.parts.Server(factory=optax.adam, hyperparameters={"learning_rate": 0.01})'
 ALIEN = ("functools", "jax", "jaxlib", "numpy")
-_FITTING: set[tuple[type, type]] = set()  # classes whose every value is a part of a kind
+# Classes whose values are parts of a kind, with the fields that must not hold a function for that.
+_FITTING: dict[tuple[type, type], tuple[str, ...]] = {}
 _METHODS = (types.FunctionType, staticmethod, classmethod)
 
 
@@ -46,13 +47,15 @@ def require_part(slot: str, part: Any, kind: type) -> None:
             raise errors.refuse(slot, describe(part), wanted, advice(part))
         return
     cls = type(part)
-    if (cls, kind) in _FITTING:
+    fields = _FITTING.get((cls, kind))
+    if fields is not None and not any(isinstance(getattr(part, name), _METHODS) for name in fields):
         return
     wrong = missing_members(part, kind)
     written = "__module__" in vars(cls) and cls.__module__.partition(".")[0] not in ALIEN  # in Python, to be a part
     if is_value(part) and not wrong and written:
-        if not {field.name for field in dataclasses.fields(cls)} & set(members(kind)):  # else values of it may differ
-            _FITTING.add((cls, kind))
+        shared = {field.name for field in dataclasses.fields(cls)} & set(members(kind))
+        if not any(isinstance(members(kind)[name], types.FunctionType) for name in shared):
+            _FITTING[cls, kind] = tuple(shared)
         return
     wanted = f"a value that follows {public_name(kind)}" if _is_protocol(kind) else f"{kind.__name__}(...)"
     page = page_of(kind)

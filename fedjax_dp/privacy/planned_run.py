@@ -241,7 +241,8 @@ def plan_run(
     run_key(seed)  # refuses what is none
     check(algorithm, data, rounds, model)
     terms.check()
-    terms = terms.by_number(data.num_clients, data.names)
+    if terms.epsilon is not None:
+        terms = terms.by_number(data.num_clients, data.names)
     planned = PlannedRun(
         algorithm=algorithm if terms.deployment is None else standing_for(algorithm, data, terms),
         data=data,

@@ -71,7 +71,8 @@ class PrivacyTerms:
     def check(self) -> None:
         """Refuse names that are none of their choices, and half of a deployment."""
         for name, option in options_of_terms().items():
-            option.check(getattr(self, name))
+            if (value := getattr(self, name)) is not option.default:
+                option.check(value)
         pair = ("deployment_cohort", "deployment_population")
         for name, other in (pair, pair[::-1]):
             if getattr(self, other) is not None:

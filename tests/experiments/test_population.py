@@ -255,7 +255,7 @@ def test_bad_words_end_in_one_line(words, expected, capsys, monkeypatch):
 def test_help_shows_every_option_with_its_default(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with pytest.raises(SystemExit) as stop:
-        cli.main(["data", "--help"])
+        cli.main(["data", "--help-all"])
     assert stop.value.code == 0
     out = capsys.readouterr().out
     for name in [*PopulationConfig.__dataclass_fields__, "plot"]:

@@ -547,10 +547,10 @@ def test_a_module_that_stands_starts_with_its_own_numbers_and_another_with_those
     [
         (
             lambda: lambda key: BatchNormed(nnx.Rngs(key)),
-            "BatchNormed with norm/mean/value, norm/var/value, which it ch",
+            "BatchNormed with norm/mean/value, norm/var/value, which it up",
         ),
-        (lambda: RunningStatistics(fixed=False), "RunningStatistics with batch_stats, which it changes"),
-        (lambda: RunningStatistics(fixed=False, turned=True), "RunningStatistics with batch_stats, which it changes"),
+        (lambda: RunningStatistics(fixed=False), "RunningStatistics with batch_stats, which it updates"),
+        (lambda: RunningStatistics(fixed=False, turned=True), "RunningStatistics with batch_stats, which it updates"),
         (lambda: MeanInTraining(), "runs over the records of a batch"),
         (
             lambda: hk.transform_with_state(lambda x: hk.BatchNorm(True, True, 0.9)(x, True)),

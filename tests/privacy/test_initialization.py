@@ -290,8 +290,8 @@ def test_clients_of_the_same_names_pay_for_themselves_and_all_others_for_the_dea
 
 def test_retired_options_of_starts_are_named_with_what_takes_their_place(capsys):
     for words, told in (
-        (["run", "--rounds", "1", "--start", "a.npz", "--start-clients", "c.csv"], "who is who"),
-        (["run", "t.toml"], "who is who"),
+        (["run", "--rounds", "1", "--start", "a.npz", "--start-clients", "c.csv"], "identify clients"),
+        (["run", "t.toml"], "identify clients"),
         (["export", "--no-hashes", "a", "a.npz"], "one digest of all"),
     ):
         pathlib.Path("t.toml").write_text('rounds = 1\nstart = "a.npz"\nstart_clients = "c.csv"\n')

@@ -131,7 +131,7 @@ def test_allocated_records_are_counted_by_passes_and_kept_slots_as_one():
     ],
 )
 def test_what_splits_kept_slots_has_no_epsilon(options, terms):
-    with pytest.raises(NotCoveredError, match="drawn afresh in each pass"):
+    with pytest.raises(NotCoveredError, match="drawn in each pass"):
         verified_guarantee(planned(of_records(batches="bins", **options), **terms))
 
 

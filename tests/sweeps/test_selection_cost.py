@@ -20,7 +20,7 @@ from fedjax_dp.sweeps.records import read_records
 from fedjax_dp.sweeps.selection_cost import cost_of_choosing
 from fedjax_dp.tasks.measures import PUBLIC_TESTS, measures_of, private_records
 from fedjax_dp.tools import cli
-from fedjax_dp.tools.reports.sweeps import _choosing
+from fedjax_dp.tools.reports.sweeps import _selection_cost
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 3)).astype(np.float32), RNG.integers(0, 3, 60)
@@ -172,7 +172,7 @@ def test_the_best_asks_by_what_it_was_chosen(door, more, metric, free, capsys):
 def test_an_opened_sweep_and_its_report_ask_it_too(more):
     folder, free = folder_of(**more), not more
     assert (fdp.open_sweep(folder).choosing["epsilon"] is not None) is free
-    text = repr(_choosing(folder, read_records(folder)[1], finished=True))
+    text = repr(_selection_cost(folder, read_records(folder)[1], finished=True))
     assert ("epsilon 2.253" in text) is free
 
 

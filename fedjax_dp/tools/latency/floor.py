@@ -1,4 +1,4 @@
-"""A lower bound on the time of a usual round: operations, bytes and random numbers at the machine's speeds."""
+"""What a usual round cannot do without: operations, bytes and random numbers, at the speeds of the machine."""
 
 import time
 from collections.abc import Callable
@@ -17,8 +17,16 @@ from fedjax_dp.models.model import size_of
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
+class Work(NamedTuple):
+    """What a round cannot do without, counted."""
+
+    flops: float  # of gradients: forward and backward of every batch
+    bytes: float  # of batches, once, and of every client's parameters, read and written in every step
+    normals: float  # of noise on gradients and on the mean
+
+
 class Floor(NamedTuple):
-    """The least work of a round and its time at the measured speeds (milliseconds)."""
+    """What a round cannot do without, counted, and the least time of each at the speeds seen here (milliseconds)."""
 
     flops: float  # of gradients: forward and backward of every batch
     bytes: float  # of batches, once, and of every client's parameters, read and written in every step
@@ -29,18 +37,23 @@ class Floor(NamedTuple):
 
     @property
     def ms(self) -> float:
-        """Arithmetic and random numbers share units; memory works concurrently."""
+        """Arithmetic and normals use the same units, memory works beside them."""
         return max(self.flops_ms + self.normals_ms, self.bytes_ms)
 
 
 def floor_of(algorithm: Algorithm, data: FederatedData, model: Model, execution: Execution) -> Floor:
-    """The least work and time of a usual round at the speeds of the devices."""
+    """What a usual round of an algorithm cannot do without, at the speeds of the devices."""
     work, rates = work_of(algorithm, data, model), speeds(execution)
-    return Floor(**work, **{f"{name}_ms": 1e3 * count / rates[name] for name, count in work.items()})
+    return Floor(
+        *work,
+        1e3 * work.flops / rates["flops"],
+        1e3 * work.bytes / rates["bytes"],
+        1e3 * work.normals / rates["normals"],
+    )
 
 
-def work_of(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str, float]:
-    """The least work of a usual round; the compiler counts forward and backward passes."""
+def work_of(algorithm: Algorithm, data: FederatedData, model: Model) -> Work:
+    """What a usual round of an algorithm cannot do without; forward and backward are counted by the compiler."""
     local, members = algorithm.local, algorithm.cohort.expected_size(data.num_clients)
     most, least = data.largest, data.smallest
     steps, rows = jax.eval_shape(
@@ -57,12 +70,12 @@ def work_of(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str
     moved = (rows * record * np.dtype(data.x.dtype).itemsize + 2 * 4 * size) * float(steps * members)
     noisy = hasattr(local.privatizer, "source")
     normals = float(size * (steps * members if noisy else 1 if hasattr(algorithm.upload, "source") else 0))
-    return {"flops": flops, "bytes": moved, "normals": normals}
+    return Work(flops, moved, normals)
 
 
 def speeds(execution: Execution) -> dict[str, float]:
-    """The total speed of the devices per second: operations in products, bytes copied, normals drawn."""
-    cpu = execution.platform == "cpu"  # CPU cores are busy with small arrays; an accelerator needs large ones
+    """What the devices do per second, all together: operations in products, bytes copied, normals drawn."""
+    cpu = execution.platform == "cpu"  # whose cores are full early; an accelerator takes more to fill
     side, large, size = (512, 2**23, 2**13) if cpu else (4096, 2**27, 2**22)
 
     def product(a: jax.Array, i: jax.Array, at: jax.Array) -> jax.Array:
@@ -96,7 +109,7 @@ def speeds(execution: Execution) -> dict[str, float]:
 
 
 def round_timer(call: Callable[[], Any], rounds: int) -> Callable[[], float]:
-    """A function that measures a call and returns milliseconds per round."""
+    """Milliseconds of one of the rounds that a call makes."""
     jax.block_until_ready(call())
 
     def run() -> float:

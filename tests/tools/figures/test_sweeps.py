@@ -186,7 +186,7 @@ def test_settings_of_one_budget_stand_at_one_place_and_one_of_them_is_on_the_fro
     low, high = panel.get_xlim()
     assert low < 2.5 < 3.5 < high
     assert [setting.values["rounds"] for setting in panels.frontier(settings, MEASURES.main)] == [2]
-    assert figures.influential(settings, MEASURES.main) == ["rounds"]
+    assert figures.rank_axes(settings, MEASURES.main) == ["rounds"]
     assert len(figures._panels(settings, MEASURES.main)) == 2  # against rounds, not against epsilon, and over rounds
 
 
