@@ -30,7 +30,8 @@ def child(program, **environment):
     return found.stdout.split()
 
 
-@pytest.mark.parametrize("case", quick(CASES, ("ours first", "jax first")))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", quick(CASES, ("ours first", "jax first"), pytest.mark.exhaustive))
 def test_every_core_is_a_device(case):
     told = (
         f"{CASES[case]}; import fedjax_dp.pytrees, os; print(len(jax.devices()), '{devices.CPU_DEVICES}' in os.environ)"

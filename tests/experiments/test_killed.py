@@ -200,7 +200,7 @@ def one_winner(ends, refused):
 @pytest.mark.parametrize(
     ("name", "pairs"),
     [
-        pytest.param("run of the command line", 2, marks=pytest.mark.slow),
+        pytest.param("run of the command line", 1, marks=pytest.mark.slow),
         pytest.param("run of the command line", 20, marks=pytest.mark.exhaustive),
         pytest.param("run of Python", 20, marks=pytest.mark.exhaustive),
     ],

@@ -134,7 +134,8 @@ class Unseen(nn.Module):
         return nn.Dense(3)((pieces + gate[None, None] * seen).reshape(x.shape[0], -1))
 
 
-@pytest.mark.slow
+# CI: test_every_framework_runs_privately_with_a_guarantee, tests/models/test_networks.py
+@pytest.mark.exhaustive
 def test_a_module_never_seen_before_runs_privately_and_unchanged():
     data = ragged_data([20, 30, 25])
     model = fdp.model(Unseen(), data.record_shape)

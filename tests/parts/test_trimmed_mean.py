@@ -93,7 +93,8 @@ def test_portions_and_corrections_change_nothing(data, estimator):
     np.testing.assert_allclose(ours.shared[0], theirs.shared[0], rtol=1e-5, atol=1e-7)  # still means
 
 
-@pytest.mark.slow
+# CI: test_a_few_clients_move_the_mean_as_they_like_and_not_the_median
+@pytest.mark.exhaustive
 def test_a_client_of_wild_records_moves_a_run_of_means_and_not_one_of_medians(data):
     first = data.client(0)
     wild = np.array(data.x)

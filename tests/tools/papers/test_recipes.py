@@ -116,7 +116,7 @@ def row_at(rows, place):
     return next(row for row in rows if row.place == place)
 
 
-@pytest.mark.parametrize("name", thinned(recipes(), recipes()[::4], 3))
+@pytest.mark.parametrize("name", thinned(recipes(), recipes()[::4], 12))
 def test_every_run_of_a_recipe_resolves_and_is_in_its_sweep(name):
     recipe = read_recipe(name)
     for scale in SCALES:
