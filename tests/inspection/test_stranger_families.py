@@ -89,7 +89,7 @@ RIGHT = {
 
 
 @pytest.mark.slow  # each runs a round of its own
-@pytest.mark.parametrize("name", usual(RIGHT, list(RIGHT)[::18]))
+@pytest.mark.parametrize("name", usual(RIGHT, list(RIGHT)[:1]))
 def test_a_right_part_has_the_price_of_what_it_does(name):
     theirs, ours = RIGHT[name]
     promise = fdp.guarantee(theirs, DATA, rounds=5, delta=1e-5, accountant="rdp", model=MODEL)

@@ -47,7 +47,7 @@ def test_parameter_counts(model, count):
     ("model", "width"),
     [
         pytest.param(cnn((8, 8), 3), 512, marks=pytest.mark.exhaustive),
-        (mlp((6,), 3, (5, 4)), 4),
+        pytest.param(mlp((6,), 3, (5, 4)), 4, marks=pytest.mark.exhaustive),
         (lstm((7,), 2, hidden=9, layers=1), 9),
     ],
 )

@@ -45,7 +45,7 @@ def combined(trim, updates, present):
     return parts.TrimmedMean(trim=trim).combine(sent, members, None, None, None)
 
 
-@pytest.mark.parametrize("trim", usual([0.0, 0.1, 0.29, 0.3, 0.45, 0.5], [0.29, 0.5]))
+@pytest.mark.parametrize("trim", usual([0.0, 0.1, 0.29, 0.3, 0.45, 0.5], [0.5]))
 @pytest.mark.slow
 def test_it_is_the_mean_of_what_lies_between_of_those_who_are_there(trim):
     rng = np.random.default_rng(0)

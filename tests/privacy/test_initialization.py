@@ -97,7 +97,7 @@ DOORS = ("result", "opened", "folder", "checkpoint", "copy", "npz", "safetensors
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", usual(DOORS, ("result", "folder", "npz")))
+@pytest.mark.parametrize("door", usual(DOORS, ("result", "npz")))
 def test_through_no_door_a_model_of_these_records_is_a_public_start(made, door):
     """Without privacy there is none; with some, epsilon is of both phases. No word to the contrary is heard."""
     both = together(events(1), events(2))

@@ -317,8 +317,7 @@ def test_noise_to_signal_is_zero_without_noise_and_none_where_nothing_is_known(d
         assert noise_to_signal(noise, signal, np.array(present)) is None
 
 
-# CI: test_noise_to_signal_is_zero_without_noise_and_none_where_nothing_is_known
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_noise_that_comes_with_a_secure_sum_has_no_ratio(data):
     shared = fdp.dp_fedavg.of(
         {

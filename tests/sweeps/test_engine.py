@@ -258,8 +258,7 @@ def test_batches_fit_the_memory_by_the_compilers_own_account(data):
     assert "memory of a device must be at least the" in words
 
 
-# CI: test_what_somebody_who_waits_reads
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_progress_grows_to_the_number_of_points(data):
     seen = []
     group = JobGroup(jobs_on(data, GRID, rounds=6))

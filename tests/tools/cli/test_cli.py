@@ -428,7 +428,8 @@ def test_resume_of_another_version_is_refused(capsys):
             assert "run folder must be written by this version, got r, of another version; fedjax-dp run r/con" in err
 
 
-@pytest.mark.slow
+# CI: test_a_finished_run_is_left_as_it_is, tests/experiments/test_run_folder.py
+@pytest.mark.exhaustive
 def test_resume_of_a_finished_run_tells_the_same_result(capsys):
     assert cli.main(["run", *QUICK, "--out", "r", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
