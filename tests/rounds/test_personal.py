@@ -49,7 +49,7 @@ def close(one, other):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-6)
 
 
-# CI: test_the_shared_model_is_the_mean_of_what_clients_release, tests/tools/papers/test_mean_estimation.py
+# CI: mrmtl_lambda0 of test_models_of_their_own_equal_worked_example, tests/algorithms/test_personal_examples.py
 @pytest.mark.exhaustive
 def test_without_a_pull_the_models_of_mr_mtl_are_those_of_local_bit_for_bit():
     one, other = fdp.algorithms.mr_mtl(**NOISY, strength=0.0), fdp.algorithms.local(**NOISY)
