@@ -301,6 +301,8 @@ def test_record_noise_equals_the_reference(name):
     compare(states, run(given.case(), l2=0.03, **REF, **told))
 
 
+# CI: test_addpnfl_equals_worked_example_over_two_rounds, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("moment", "start"), [pytest.param("delta", None, marks=pytest.mark.exhaustive), ("mu", 0.5)])
 def test_addpnfl_equals_the_reference(moment, start):
     given = Setting(9)
@@ -366,6 +368,8 @@ def test_dp_sgd_equals_the_reference():
     compare(states, reference.dp_sgd(case, **REF))
 
 
+# CI: test_acs_pldp_round_equals_worked_example, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("clipping", usual(["batch", "record"], ["batch"]))
 def test_acs_pldp_equals_the_reference(clipping):
     given = Setting(12, multiset=True)
@@ -383,6 +387,8 @@ OUTPUT = {
 }
 
 
+# CI: test_dp_fedavg_output_equals_worked_example, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", usual(OUTPUT, list(OUTPUT)[3:4]))
 def test_dp_fedavg_output_equals_the_reference(name):
     space, at, clip, estimator = OUTPUT[name]
@@ -415,6 +421,8 @@ CENTRAL = {
 }
 
 
+# CI: test_dpfedavg_central_equals_worked_example, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", usual(["f_c", "f_f", "by tensor"], ["by tensor"]))
 def test_dp_fedavg_equals_the_reference(name):
     options, told = CENTRAL[name]
