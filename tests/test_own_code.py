@@ -107,7 +107,8 @@ def test_ones_own_network_runs_and_is_held_to_its_files(capsys):
     assert cli.main(["export", "r", "p.safetensors"]) == 0
 
 
-@pytest.mark.slow
+# CI: of an entry in a file, tests/test_own_ways.py; flags and keys, tests/algorithms/test_entry.py
+@pytest.mark.exhaustive
 def test_options_of_an_entry_of_ones_own_are_flags_keys_and_help(capsys):
     assert run("--algorithm", "mine.py:mine", "--shrink", "0.25", "--noise-multiplier", "1.0", "--out", "r") == 0
     assert capsys.readouterr().out.startswith("mine on digits")

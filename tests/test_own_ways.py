@@ -138,11 +138,17 @@ SERVER = re.search(r"fdp\.parts\.Server\(.*\)", MINE)[0]
             "jnp.linalg.norm(away)",
             "gradient of Leash must be of shape (147,), as its argument, got shape (); return",
         ),
-        (TERM, "gradient + client.received.client_state", "no round can be traced: mine.py line 23: TypeError: "),
-        (
+        pytest.param(
+            TERM,
+            "gradient + client.received.client_state",
+            "no round can be traced: mine.py line 23: TypeError: ",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
             TERM,
             "gradient + records.x.sum()",
             "(Leash.gradient), past what is accounted for; use that gradient only",
+            marks=pytest.mark.slow,
         ),
     ],
 )

@@ -116,7 +116,7 @@ def test_every_subset_is_equally_likely(size, population):
     [
         (1, 9),
         (40, 41),
-        pytest.param(40, 60, marks=pytest.mark.slow),
+        pytest.param(40, 60, marks=pytest.mark.exhaustive),
         *(pytest.param(*told, marks=pytest.mark.exhaustive) for told in ((40, 40), (40, 10**6), (300, 301))),
     ],
 )

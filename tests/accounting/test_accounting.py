@@ -236,7 +236,7 @@ def test_all_77_vectors_are_there():
 
 @pytest.mark.parametrize(
     ("rate", "noise", "count", "delta"),
-    [(0.02, 0.8, 300, 1e-5), pytest.param(0.3, 2.0, 50, 1e-4, marks=pytest.mark.slow)],
+    [(0.02, 0.8, 300, 1e-5), pytest.param(0.3, 2.0, 50, 1e-4, marks=pytest.mark.exhaustive)],
 )
 def test_poisson_pld_lies_within_the_bounds_of_prv_accountant(rate, noise, count, delta):
     prv = pytest.importorskip("prv_accountant")
@@ -284,6 +284,7 @@ def test_publishing_the_draw_is_a_bound_and_exact_where_it_is_public():
         GaussianSteps(1.0, WithReplacement(50, 1000), Adjacency.REPLACE_ONE, 20).drawn_in_public()
 
 
+@pytest.mark.slow
 def test_rdp_agrees_with_dp_accounting():
     from dp_accounting import dp_event, rdp
 
@@ -374,7 +375,7 @@ def test_n_fold_composition_equals_n_copies(name, accountant):
 
 @pytest.mark.slow
 @given(settings_of_steps)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_attained_is_at_most_pld_is_at_most_rdp_is_at_most_tcdp(case):
     noise, batch, records, count, delta = case
     event = fixed_size(noise, batch, records, count)
@@ -387,6 +388,7 @@ def test_attained_is_at_most_pld_is_at_most_rdp_is_at_most_tcdp(case):
     assert upper <= accounting.gaussian_epsilon(delta, noise / 2, count) * (1 + 1e-3) + 1e-9
 
 
+@pytest.mark.slow
 @given(st.integers(1, 40), st.integers(400, 2000), st.integers(1, 2000), st.floats(1.0, 8.0))
 @settings(max_examples=15, deadline=None)
 def test_rdp_is_at_most_tcdp_where_its_conditions_hold(batch, records, count, excess):
@@ -397,7 +399,7 @@ def test_rdp_is_at_most_tcdp_where_its_conditions_hold(batch, records, count, ex
 
 @pytest.mark.slow
 @given(settings_of_steps, st.sampled_from(["fixed", "poisson", "poisson-replace", "replacement"]))
-@settings(max_examples=16, deadline=None)
+@settings(max_examples=8, deadline=None)
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])
 def test_epsilon_is_monotone_in_every_argument(accountant, case, kind):
     noise, batch, records, count, delta = case
@@ -577,6 +579,7 @@ def test_that_example_really_moves_as_stated():
 # --- calibration -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     st.floats(0.05, 20), st.sampled_from([1e-2, 1e-5]), st.integers(1, 40), st.integers(40, 2000), st.integers(1, 2000)
 )
@@ -777,6 +780,7 @@ def test_examples_of_the_package_print_what_they_say():
     assert sum(outcome.attempted for outcome in outcomes) >= 30
 
 
+@pytest.mark.slow
 def test_accounting_and_its_commands_work_without_jax():
     code = (
         "import sys; sys.modules['jax'] = None; sys.modules['jaxlib'] = None\n"

@@ -174,7 +174,7 @@ FEDAVG = {
 }
 
 
-@pytest.mark.parametrize("name", usual(FEDAVG, list(FEDAVG)[::8]))
+@pytest.mark.parametrize("name", usual(FEDAVG, ["median of an even number"]))
 def test_fedavg_equals_the_reference(name):
     setting, options, told = FEDAVG[name]
     given = Setting(11, **setting)
@@ -206,6 +206,8 @@ def test_servers_equal_the_reference(entry):
     compare(given.ours(entry, **options), reference.fedavg(given.case(), estimator="wor_delta", **told))
 
 
+# CI: test_fedprox_equals_worked_example, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", usual(["half", "full"], ["half"]))
 def test_fedprox_equals_the_reference(form):
     given = Setting(4)
@@ -228,7 +230,7 @@ SCAFFOLD = {
 }
 
 
-@pytest.mark.parametrize("name", usual(SCAFFOLD, list(SCAFFOLD)[::6]))
+@pytest.mark.parametrize("name", usual(SCAFFOLD, ["tensor median"]))
 def test_scaffold_equals_the_reference(name):
     entry, options, told = SCAFFOLD[name]
     given = Setting(5)
@@ -238,6 +240,8 @@ def test_scaffold_equals_the_reference(name):
     compare(states, expected, lambda state: {"c": state.shared[0], "c_i": state.clients[0]})
 
 
+# CI: test_q_fedavg_equals_worked_example, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("q", "norm"), [(0.7, "weighted"), pytest.param(1.5, "update", marks=pytest.mark.exhaustive)])
 def test_q_fedavg_equals_the_reference(q, norm):
     given = Setting(6)
@@ -258,7 +262,7 @@ FEATURES = {
 }
 
 
-@pytest.mark.parametrize("name", usual(FEATURES, list(FEATURES)[::8]))
+@pytest.mark.parametrize("name", usual(FEATURES, ["plus, self"]))
 def test_feature_matching_equals_the_reference(name):
     entry, setting, options = FEATURES[name]
     given = Setting(7, model="two-layer", **setting)
@@ -289,9 +293,7 @@ RECORDS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", usual(["dpnfl", "cpfed, secure", "dp_fedavg_local", "cpfed"], ["dpnfl", "cpfed, secure"])
-)
+@pytest.mark.parametrize("name", usual(["dpnfl", "cpfed, secure", "dp_fedavg_local", "cpfed"], ["cpfed, secure"]))
 def test_record_noise_equals_the_reference(name):
     run, options, told = RECORDS[name]
     given = Setting(8)
@@ -299,7 +301,9 @@ def test_record_noise_equals_the_reference(name):
     compare(states, run(given.case(), l2=0.03, **REF, **told))
 
 
-@pytest.mark.parametrize(("moment", "start"), [("delta", None), ("mu", 0.5)])
+# CI: test_addpnfl_equals_worked_example_over_two_rounds, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(("moment", "start"), [pytest.param("delta", None, marks=pytest.mark.exhaustive), ("mu", 0.5)])
 def test_addpnfl_equals_the_reference(moment, start):
     given = Setting(9)
     states = given.ours(
@@ -340,6 +344,8 @@ RULES = {
 }
 
 
+# CI: test_four_steps_equal_golden_numbers, tests/parts/test_local_rules.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("keep", usual([True, False], [True]))
 @pytest.mark.parametrize("rule", usual(RULES, ["adamw_bc"]))
 def test_rounds_of_adaptive_local_rules_equal_the_reference(rule, keep):
@@ -352,6 +358,8 @@ def test_rounds_of_adaptive_local_rules_equal_the_reference(rule, keep):
     compare(states, reference.dpnfl(case, rule=rule, numbers=numbers, state=kept, l2=0.05, **REF))
 
 
+# CI: test_dp_sgd_equals_worked_example, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
 def test_dp_sgd_equals_the_reference():
     given = Setting(10)
     states = given.ours("dp_sgd", **PRIVATE, local_steps=1)
@@ -360,7 +368,9 @@ def test_dp_sgd_equals_the_reference():
     compare(states, reference.dp_sgd(case, **REF))
 
 
-@pytest.mark.parametrize("clipping", ["batch", "record"])
+# CI: test_acs_pldp_round_equals_worked_example, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("clipping", usual(["batch", "record"], ["batch"]))
 def test_acs_pldp_equals_the_reference(clipping):
     given = Setting(12, multiset=True)
     states = given.ours("acs_pldp", rate=3 * given.chances, clipping=clipping, **PRIVATE)
@@ -377,7 +387,9 @@ OUTPUT = {
 }
 
 
-@pytest.mark.parametrize("name", usual(OUTPUT, list(OUTPUT)[::3]))
+# CI: test_dp_fedavg_output_equals_worked_example, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", usual(OUTPUT, list(OUTPUT)[3:4]))
 def test_dp_fedavg_output_equals_the_reference(name):
     space, at, clip, estimator = OUTPUT[name]
     given = Setting(13)
@@ -409,7 +421,9 @@ CENTRAL = {
 }
 
 
-@pytest.mark.parametrize("name", usual(["f_c", "f_f", "by tensor"], ["f_c", "by tensor"]))
+# CI: test_dpfedavg_central_equals_worked_example, tests/algorithms/test_worked_examples.py
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", usual(["f_c", "f_f", "by tensor"], ["by tensor"]))
 def test_dp_fedavg_equals_the_reference(name):
     options, told = CENTRAL[name]
     given = Setting(14)

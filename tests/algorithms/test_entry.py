@@ -72,6 +72,7 @@ def test_its_options_are_flags_fields_of_a_file_and_axes_of_a_sweep(capsys):
     assert [point.config.options["pull"] for point in points] == [0.1, 1.0, 10.0]
 
 
+@pytest.mark.slow
 def test_its_help_and_its_row_of_the_catalogue_are_made(capsys):
     with pytest.raises(SystemExit):
         cli.main(["run", "--algorithm", "pulled", "--help"])

@@ -131,7 +131,8 @@ def test_an_entry_of_ones_own_with_a_server_of_its_own_takes_no_other(monkeypatc
     assert "left out for an entry with its own server" in refusal(lambda: still(**PLAIN, server="adam"))
 
 
-@pytest.mark.slow
+# CI: test_toml_and_flags_are_the_same_configuration, tests/tools/cli/test_cli.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("entry", usual(["dp_fedavg", "dp_fedavg_record", "fedavg"], ["dp_fedavg"]))
 def test_flags_a_file_and_python_have_the_same_server(entry, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

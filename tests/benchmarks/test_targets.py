@@ -1,5 +1,6 @@
 """Programs compiled for accelerators that are not here, and what is read off them."""
 
+import json
 import pathlib
 import sys
 import types
@@ -241,3 +242,14 @@ def test_a_round_is_compiled_for_devices_that_are_not_here(name):
     assert sweep.launches["local_step"] == 2 * sweep.step_launches
     audit = compiled_audit(small_algorithm("dpnfl"), DATA, rounds=2, trials=4, lanes=4, target=name, delta=1e-5)
     assert audit.launches["local_step"] >= 2 * 2 * audit.step_launches
+
+
+def test_ci_compares_one_round_of_each_kind_and_the_file_holds_all():
+    script = benchmark("compiled")
+    guarded, in_ci = (
+        {f"{case.name}, on {target}" for target, cases in cases_of.items() for case in cases}
+        for cases_of in (script.GUARDED, script.IN_CI)
+    )
+    assert guarded == json.loads(script.GUARD.read_text())["counts"].keys()
+    assert in_ci < guarded
+    assert script.IN_CI.keys() == script.GUARDED.keys()

@@ -208,7 +208,8 @@ def test_arrays_of_either_order_of_bytes_are_the_same_data(orders, door):
         np.testing.assert_array_equal(left, right)
 
 
-@pytest.mark.slow
+# CI: test_arrays_of_either_order_of_bytes_are_the_same_data
+@pytest.mark.exhaustive
 def test_arrays_of_the_other_order_of_bytes_train_as_their_own():
     found = []
     for arrays in (GOOD, {what: array.astype(array.dtype.newbyteorder(">")) for what, array in GOOD.items()}):

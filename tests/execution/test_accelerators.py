@@ -27,7 +27,7 @@ DATA = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20] * 10, 0))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(fdp.CATALOGUE, ["dpnfl", "scaffold", "dp_ftrl"]))
+@pytest.mark.parametrize("name", usual(fdp.CATALOGUE, ["scaffold"]))
 def test_every_entry_is_lowered_for_gpus_and_tpus(name):
     model = fdp.mlp(DATA.record_shape, DATA.classes, (8,))
     algorithm = simulation.as_float32_leaves(small_algorithm(name))
@@ -135,7 +135,7 @@ def test_large_windows_put_together_axis_by_axis_are_the_same(how, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("size", usual([1, 2, 3, 10, 64, 500], [3, 64]))
+@pytest.mark.parametrize("size", usual([1, 2, 3, 10, 64, 500], [3]))
 def test_floyds_draws_without_his_loop_are_the_same(size):
     rng = np.random.default_rng(size)
     for population in (size, size + 1, 2 * size, 600, 10**6):

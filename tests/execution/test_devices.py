@@ -30,7 +30,8 @@ def child(program, **environment):
     return found.stdout.split()
 
 
-@pytest.mark.parametrize("case", quick(CASES, ("ours first", "jax first")))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", quick(CASES, ("ours first", "jax first"), pytest.mark.exhaustive))
 def test_every_core_is_a_device(case):
     told = (
         f"{CASES[case]}; import fedjax_dp.pytrees, os; print(len(jax.devices()), '{devices.CPU_DEVICES}' in os.environ)"
@@ -83,7 +84,7 @@ ON_MANY = {
     "devices hold a model together": "all(np.allclose(end(name, 1, None), end(name, n, None, k), 1e-4, 1e-5)"
     " for n, k in ((2, 2), (8, 4)))",
     "and their records come from the host": "np.allclose(end(name, 1, None), end(name, 8, None, 2, True), 1e-4, 1e-5)",
-    "one sum is rounded": "all(np.allclose(end(name, 1, None), end(name, n, None), 1e-5, 1e-6) for n in (2, 8))",
+    "one sum is rounded": "all(np.allclose(end(name, 1, None), end(name, n, None), 1e-5, 1e-6) for n in (8,))",
 }
 
 

@@ -51,7 +51,8 @@ def test_a_table_of_a_million_clients_takes_the_room_of_few():
     assert table.read(np.array([3, 4]), 2).mean(1).tolist() == [1, 0]
 
 
-@pytest.mark.slow
+# CI: test_a_run_goes_on_from_its_state_which_stays_the_callers
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", usual(KEEPING, ["controls"]))
 def test_the_host_keeps_what_devices_would(name, data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 2)  # clients come back in later blocks

@@ -60,6 +60,7 @@ def test_a_folder_that_is_written_is_refused_and_its_run_ends_as_if_nothing_had_
     assert not pathlib.Path("a/.lock").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_of_two_runs_or_of_half_a_one_is_not_opened(data):
     words = {"rounds": 2, "evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
     fdp.run(dpnfl(), data, out="a", **words)
@@ -135,7 +136,8 @@ def test_more_rounds_are_the_longer_run_with_its_guarantee(data):
         fdp.resume("x", dpnfl(), data, rounds=4)
 
 
-@pytest.mark.slow
+# CI: test_resume_of_another_configuration_is_refused, tests/tools/cli/test_cli.py
+@pytest.mark.exhaustive
 def test_more_rounds_than_the_budget_was_found_for_are_refused(data):
     fdp.run(dpnfl(), data, rounds=2, out="x", epsilon=8.0, delta=1e-3)
     with pytest.raises(fdp.ConfigurationError, match="its noise was found for a budget"):
@@ -156,7 +158,8 @@ def test_a_finished_run_is_left_as_it_is():
     assert before == after
 
 
-@pytest.mark.slow
+# CI: test_more_rounds_are_the_longer_run_with_its_guarantee; test_the_configuration_for_people_decides_nothing
+@pytest.mark.exhaustive
 def test_a_longer_run_goes_on_by_its_own_rounds_whatever_the_configuration_for_people():
     configured.start(RunSpec.of(WORDS | {"out": "x", "noise_multiplier": 2.0}), QUIET)
     old = pathlib.Path("x/config.toml").read_text()
@@ -213,6 +216,7 @@ def test_a_promise_is_never_of_fewer_rounds_wherever_a_longer_run_is_killed(data
     assert pathlib.Path("x/config.toml").read_text() == pathlib.Path("whole/config.toml").read_text()
 
 
+@pytest.mark.slow
 def test_what_was_changed_is_named(data):
     configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
 
@@ -268,7 +272,8 @@ def test_the_configuration_for_people_decides_nothing():
     assert file.read_text() == written
 
 
-@pytest.mark.slow
+# CI: test_a_configuration_that_was_edited_does_not_change_what_is_promised, tests/tools/cli/test_cli.py
+@pytest.mark.exhaustive
 def test_a_run_that_goes_on_keeps_what_people_wrote_into_the_configuration():
     configured.start(RunSpec.of(WORDS | {"out": "x", "epsilon": None, "noise_multiplier": 2.0}), QUIET)
     file = pathlib.Path("x/config.toml")

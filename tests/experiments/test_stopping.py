@@ -46,6 +46,7 @@ def account(capsys, *words):
     return code, printed.out, printed.err
 
 
+@pytest.mark.slow
 def test_a_stop_by_public_records_is_free_and_its_claim_is_that_of_all_rounds(stopped, capsys):
     folder, result = stopped
     whole = verified_guarantee(plan_run(dpnfl(), DATA, rounds=12, terms=PrivacyTerms(delta=DELTA)))
@@ -64,6 +65,7 @@ def test_a_stop_by_public_records_is_free_and_its_claim_is_that_of_all_rounds(st
     assert (saved.finished, saved.round, saved.result["spending"]["halt"]) == (True, 2, "rule")
 
 
+@pytest.mark.slow
 def test_a_law_that_a_ledger_does_not_know_has_no_epsilon(stopped, tmp_path):
     """As of a run whose noise was chosen within a filter: its rounds read as planned are no claim."""
     law = {"participation": "schedule", "filter": {"used": 1.0}}
@@ -75,6 +77,7 @@ def test_a_law_that_a_ledger_does_not_know_has_no_epsilon(stopped, tmp_path):
         read_ledger(file)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_when_a_target_has_ended_it_does_not_go_on(stopped, tmp_path):
     keep = run_folder.RunFolder.keep
 

@@ -216,12 +216,13 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
             for case in (
                 (Picture(), (7, 6, 2), False),
                 (Words(), (6,), True),
-                (lstm((5,), 3, np.eye(7), hidden=4, layers=1).network.module, (5,), True),
             )
         ),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in (
+                # CI: its layer and its loop in test_every_use_of_a_parameter_is_right_and_described
+                (lstm((5,), 3, np.eye(7), hidden=4, layers=1).network.module, (5,), True),
                 (Beyond(), (3, 4, 2), False),
                 (group_norm_cnn((8, 8), 3).network.module, (8, 8), False),
                 (cnn((8, 8), 3).network.module, (8, 8), False),
@@ -405,7 +406,7 @@ class Normed(nn.Module):
 @pytest.mark.parametrize(
     "module", [Placed(), *(pytest.param(m, marks=pytest.mark.exhaustive) for m in (TimeMajor(), Normed()))]
 )
-@pytest.mark.parametrize("length", quick([4, 7], (4,)))
+@pytest.mark.parametrize("length", quick([4, 7], (4,), pytest.mark.exhaustive))
 def test_one_record_moves_the_sum_by_its_clip_norm_whatever_its_axes_look_like(module, length):
     """Batches of 4 records: time or positions as many as records were taken for records, or raised a TypeError."""
     model, params, x, y = problem(module, 4, (length, 3), scale=3.0)
@@ -626,6 +627,7 @@ def test_neighbours_move_the_sum_by_at_most_the_sensitivity(seed, clip_norm, sca
     assert np.linalg.norm(total(x, everyone) - total(x, jnp.arange(5) != 2)) <= clip_norm + rounding
 
 
+@pytest.mark.slow
 def test_loose_clip_equals_the_plain_gradient():
     model, params, x, y = problem(Mlp((5, 3)), 6, 4)
     loose = clipped_sum(model, params, x, y, jnp.ones(6, bool), 1e9)

@@ -148,7 +148,7 @@ GIVEN = [f"{kind} {name}" for kind in HOLDERS for name in CASES]
 @pytest.mark.parametrize(
     "given",
     [
-        *thinned(GIVEN[: len(CASES)], {f"functions {name}" for name in set(CASES) - LATER}, 4),
+        *thinned(GIVEN[: len(CASES)], {f"functions {name}" for name in set(CASES) - LATER}, 12),
         *thinned(GIVEN[len(CASES) :], (), 12),
     ],
 )

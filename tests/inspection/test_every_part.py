@@ -175,25 +175,24 @@ def examined(name, algorithm):
 
 
 LONG = (
+    "CyclicPoissonCohort",
+    "SeparatedCohort",
     "AllocatedCohort",
     "TruncatedPoissonCohort",
-    "RecordGaussian",
-    "LocalSgd",
     "ClientGaussian",
-    "ClipRecords",
     "BandedNoise",
     "BinnedCohort",
     "MultinomialCohort",
     "FirstResponders",
     "Dropout",
-    "Estimator",
-    "WhiteNoise",
     "ClipBatch",
     "SecureSum",
 )
 
 
-LONGEST = ("PersonalSgd",)  # half a minute; CI examines it in tests/rounds/test_personal.py
+# CI examines the first in tests/rounds/test_personal.py, the others by test_a_right_algorithm_passes_every_check,
+# tests/tools/testing/test_testing.py: half a minute in all
+LONGEST = ("PersonalSgd", "LocalSgd", "RecordGaussian", "ClipRecords", "Estimator", "WhiteNoise")
 
 
 def mark_of(name):

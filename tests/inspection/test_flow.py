@@ -154,7 +154,7 @@ class Forgets(Models):
     [
         pytest.param(Twice(), "stream 0 must be drawn once.*some drawn twice", id="twice"),
         pytest.param(
-            OnceMore(), "stream 0 must be drawn once.*some drawn twice", id="once more", marks=pytest.mark.slow
+            OnceMore(), "stream 0 must be drawn once.*some drawn twice", id="once more", marks=pytest.mark.exhaustive
         ),
         pytest.param(Forgets(), "of stream 1.*at most the 0 that are stated, got 4", id="forgotten"),
     ],

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import own_parts as own
 import pytest
-from helpers import ragged_data, thinned
+from helpers import ragged_data, usual
 from own_parts import CLIENT, CLIP, COMMON, RECORD, lying, steps, with_privatizer
 
 import fedjax_dp as fdp
@@ -493,7 +493,7 @@ FAMILIES = (
 )
 
 
-@pytest.mark.parametrize("name", thinned(LIARS, QUICK, 12, FAMILIES))
+@pytest.mark.parametrize("name", usual(LIARS, (*QUICK, *FAMILIES)))
 @pytest.mark.slow
 def test_a_late_or_rare_lie_gets_no_epsilon(name):
     algorithm, rounds, data = LIARS[name]

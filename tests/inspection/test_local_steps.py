@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers import quick, ragged_data
+from helpers import ragged_data, thinned
 from jax import lax
 
 import fedjax_dp as fdp
@@ -181,7 +181,8 @@ WRONG = {
 }
 
 
-@pytest.mark.slow
+# CI: test_private_gradients_make_private_heads_on_the_word_of_whoever_wrote_them, tests/parts/test_local_training.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("base", [HONEST, pytest.param(EPOCHS, marks=pytest.mark.exhaustive)], ids=["steps", "epochs"])
 def test_right_steps_are_priced_as_the_projects_own(base):
     found = fdp.guarantee(own(base), DATA, rounds=4, delta=1e-3, model=MODEL)
@@ -189,7 +190,7 @@ def test_right_steps_are_priced_as_the_projects_own(base):
     assert any("Own (local) is trusted" in words for words in found.assumptions)
 
 
-@pytest.mark.parametrize("name", quick(WRONG, list(WRONG)[:4]))
+@pytest.mark.parametrize("name", thinned(WRONG, list(WRONG)[:4], 4))
 def test_what_lets_records_past_the_privatizer_has_no_epsilon(name):
     with pytest.raises(fdp.ConfigurationError) as refused:
         fdp.guarantee(WRONG[name], DATA, rounds=4, delta=1e-3, model=MODEL)

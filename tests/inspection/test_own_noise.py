@@ -36,7 +36,8 @@ def test_its_guarantee_is_that_of_its_event():
     assert any("LaplaceRecords" in line for line in promise.assumptions)
 
 
-@pytest.mark.slow
+# CI: test_an_own_privatizer_is_priced_by_its_event, tests/test_five_tasks.py
+@pytest.mark.exhaustive
 def test_noise_is_found_for_a_budget_and_a_run_trains_with_it():
     result = fdp.run(LAPLACE, DATA, epsilon=4.0, **RUN)
     assert all(3.9 < epsilon <= 4.0 for epsilon in result.guarantee.epsilons if epsilon)
@@ -82,12 +83,17 @@ def again(self, key, step, model, params, records):
 @pytest.mark.parametrize(
     ("members", "message"),
     [
-        pytest.param({"size": in_l2}, "standard deviation of its noise over what its event says", id="norm"),
+        pytest.param(
+            {"size": in_l2},
+            "standard deviation of its noise over what its event says",
+            id="norm",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             {"gradient": fainter},
             "standard deviation of its noise over what its event says",
             id="size",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.exhaustive,  # CI: the same line of a wrong norm
         ),
         pytest.param({"gradient": normal}, "of the noise", id="law"),
         pytest.param({"gradient": again}, "independent between", id="steps", marks=pytest.mark.slow),
@@ -114,10 +120,15 @@ def test_an_event_that_states_no_law_is_refused_in_one_line():
 @pytest.mark.slow
 def test_conformance_looks_at_its_law_and_its_norm():
     assert check_algorithm(LAPLACE, DATA, model=MODEL, only=("sensitivity", "noise"))
-    with pytest.raises(AssertionError, match="of the noise"):
-        check_algorithm(liar(gradient=normal), DATA, model=MODEL, only="noise")
     with pytest.raises(AssertionError, match="by at most the sensitivity"):
         check_algorithm(liar(size=in_l2), DATA, model=MODEL, only="sensitivity")
+
+
+# CI: test_what_is_not_as_its_event_says_is_refused
+@pytest.mark.exhaustive
+def test_conformance_finds_another_law_than_that_of_its_event():
+    with pytest.raises(AssertionError, match="of the noise"):
+        check_algorithm(liar(gradient=normal), DATA, model=MODEL, only="noise")
 
 
 @pytest.mark.exhaustive

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import own_parts as own
 import pytest
-from helpers import quick, ragged_data
+from helpers import ragged_data, thinned, usual
 from own_parts import lying
 
 import fedjax_dp as fdp
@@ -52,7 +52,7 @@ HOLDING = {
 }
 
 
-@pytest.mark.parametrize("name", quick(HOLDING, ("an initializer",)))
+@pytest.mark.parametrize("name", thinned(HOLDING, ("an initializer",), 2))
 def test_a_librarys_own_function_that_holds_records_is_refused(name):
     with pytest.raises(errors.ConfigurationError, match="that holds record"):
         promise(HOLDING[name]())
@@ -179,7 +179,7 @@ def test_the_trace_tells_that_the_round_decides_which_bits_a_noise_is_made_of(na
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LATE)
+@pytest.mark.parametrize("name", usual(LATE, ("two_that_become_one", "steps_that_share")))
 def test_noise_that_meets_itself_late_is_refused(name):
     model = fdp.model(nn.Dense(3), FEW)
     for algorithm in (by_record(LATE[name]), by_client(LATE[name])):
@@ -198,7 +198,7 @@ def halves(self, key, step, size):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draw", [two_that_stay_two, halves])
+@pytest.mark.parametrize("draw", usual([two_that_stay_two, halves], [halves]))
 def test_noise_of_other_keys_in_other_rounds_is_right(draw):
     for algorithm in (by_record(draw), by_client(draw)):
         assert promise(fdp.model(nn.Dense(3), FEW), algorithm, FEW, LONG).epsilon < np.inf

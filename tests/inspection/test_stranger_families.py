@@ -89,7 +89,7 @@ RIGHT = {
 
 
 @pytest.mark.slow  # each runs a round of its own
-@pytest.mark.parametrize("name", usual(RIGHT, list(RIGHT)[::18]))
+@pytest.mark.parametrize("name", usual(RIGHT, list(RIGHT)[:1]))
 def test_a_right_part_has_the_price_of_what_it_does(name):
     theirs, ours = RIGHT[name]
     promise = fdp.guarantee(theirs, DATA, rounds=5, delta=1e-5, accountant="rdp", model=MODEL)
@@ -778,7 +778,7 @@ LIES |= {
 QUICK = ("cohort hidden as independent", "bound that does not clip")
 
 
-@pytest.mark.parametrize("name", thinned(LIES, QUICK, 12, ("transport ten times as loud",)))
+@pytest.mark.parametrize("name", thinned(LIES, QUICK, 24, ("transport ten times as loud",)))
 def test_a_part_that_says_what_is_not_so_is_refused_in_one_line(name):
     with pytest.raises(errors.ConfigurationError) as caught:
         epsilon(LIES[name])

@@ -145,7 +145,9 @@ def test_records_that_reach_a_message_are_found():
     assert "wrong_programs.py" in found  # where
 
 
-@pytest.mark.parametrize("entry", thinned(sorted(CATALOGUE), ["cpfed", "dp_ftrl", "dp_scaffold", "dpnfl", "fedavg"], 8))
+@pytest.mark.parametrize(
+    "entry", thinned(sorted(CATALOGUE), ["cpfed", "dp_ftrl", "dp_scaffold", "dpnfl", "fedavg"], 16)
+)
 def test_the_catalogue_lets_out_what_it_says(entry):
     """The trace that strangers' parts are put through finds nothing in ours but what `no_epsilon_reason` says."""
     private = CATALOGUE[entry].private

@@ -47,7 +47,7 @@ def test_parameter_counts(model, count):
     ("model", "width"),
     [
         pytest.param(cnn((8, 8), 3), 512, marks=pytest.mark.exhaustive),
-        (mlp((6,), 3, (5, 4)), 4),
+        pytest.param(mlp((6,), 3, (5, 4)), 4, marks=pytest.mark.exhaustive),
         (lstm((7,), 2, hidden=9, layers=1), 9),
     ],
 )
@@ -134,7 +134,8 @@ class Unseen(nn.Module):
         return nn.Dense(3)((pieces + gate[None, None] * seen).reshape(x.shape[0], -1))
 
 
-@pytest.mark.slow
+# CI: test_every_framework_runs_privately_with_a_guarantee, tests/models/test_networks.py
+@pytest.mark.exhaustive
 def test_a_module_never_seen_before_runs_privately_and_unchanged():
     data = ragged_data([20, 30, 25])
     model = fdp.model(Unseen(), data.record_shape)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import quick, thinned, usual
+from helpers import thinned, usual
 from scipy import special
 
 from fedjax_dp import errors, gradients
@@ -129,7 +129,7 @@ SLOW = {
 
 
 @pytest.mark.usefixtures("float32_products")
-@pytest.mark.parametrize("name", quick(SMALL, {"vit", "gpt"}))
+@pytest.mark.parametrize("name", thinned(SMALL, {"vit", "gpt"}, 3))
 def test_scores_are_those_of_a_slow_reference(name):
     model = SMALL[name]()
     params, (x, _) = started(model), batch(model, 3, 7)

@@ -40,7 +40,7 @@ def made(rule, size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-@pytest.mark.parametrize("records", usual([1, 3, 4, 12], [3, 12]))
+@pytest.mark.parametrize("records", usual([1, 3, 4, 12], [3]))
 def test_draws_of_a_client_do_not_depend_on_the_sizes_of_the_largest_and_the_smallest(rule, records):
     for seed in range(2):
         alone = drawn(made(rule, 4), seed, records, 1, records)
@@ -52,7 +52,7 @@ def test_draws_of_a_client_do_not_depend_on_the_sizes_of_the_largest_and_the_sma
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
-@pytest.mark.parametrize("records", thinned([1, 7, 10, 25, 30], [25], 4))
+@pytest.mark.parametrize("records", thinned([1, 7, 10, 25, 30], [25], 5))
 def test_steps_divisors_and_rows_are_those_that_are_stated(rule, records):
     """Of clients with fewer records than a batch, exactly as many, and with more."""
     batches_of = made(rule, 10)

@@ -71,7 +71,7 @@ def with_own_head(algorithm, kind=OwnHead, head="Dense_1"):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "algorithm", [pytest.param(fdp.fedavg(**COMMON), marks=pytest.mark.slow), PRIVATE], ids=["plain", "private"]
+    "algorithm", [pytest.param(fdp.fedavg(**COMMON), marks=pytest.mark.exhaustive), PRIVATE], ids=["plain", "private"]
 )
 def test_heads_stay_with_their_clients(algorithm):
     begun = fdp.simulate(with_own_head(algorithm), DATA, rounds=1, model=MODEL, seed=3).state

@@ -136,7 +136,7 @@ def test_what_splits_kept_slots_has_no_epsilon(options, terms):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batches", "each"), [("bins", 1), ("allocated", 3)])
+@pytest.mark.parametrize(("batches", "each"), [pytest.param("bins", 1, marks=pytest.mark.exhaustive), ("allocated", 3)])
 def test_a_client_draws_kept_slots_by_one_key_in_all_rounds(batches, each):
     keys = set()
 
@@ -189,7 +189,11 @@ def test_a_cohort_that_is_not_drawn_as_it_states_is_found_out(kind, members, lin
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", [of_clients("allocation"), fdp.dp_fedavg.of(APART)], ids=["allocation", "apart"])
+@pytest.mark.parametrize(
+    "algorithm",
+    [of_clients("allocation"), pytest.param(fdp.dp_fedavg.of(APART), marks=pytest.mark.exhaustive)],
+    ids=["allocation", "apart"],
+)
 def test_a_run_goes_on_and_a_row_of_a_sweep_is_its_run_bit_for_bit(algorithm):
     whole = fdp.simulate(algorithm, DATA, rounds=6)
     on = fdp.simulate(algorithm, DATA, rounds=6, start=fdp.simulate(algorithm, DATA, rounds=3).state)

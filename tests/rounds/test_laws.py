@@ -52,7 +52,7 @@ PARENTS = {
 }
 
 
-@pytest.mark.parametrize("name", usual(PARENTS, list(PARENTS)[::3]))
+@pytest.mark.parametrize("name", usual(PARENTS, list(PARENTS)[::6]))
 def test_a_knob_at_zero_is_the_simpler_algorithm(name, data):
     (entry, options), (parent, parents) = PARENTS[name]
     rounds = 1 if "one round" in name else 3

@@ -49,7 +49,8 @@ def close(one, other):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.slow
+# CI: mrmtl_lambda0 of test_models_of_their_own_equal_worked_example, tests/algorithms/test_personal_examples.py
+@pytest.mark.exhaustive
 def test_without_a_pull_the_models_of_mr_mtl_are_those_of_local_bit_for_bit():
     one, other = fdp.algorithms.mr_mtl(**NOISY, strength=0.0), fdp.algorithms.local(**NOISY)
     same(own(one, run(one)), own(other, run(other)))
@@ -64,7 +65,9 @@ def test_without_a_pull_and_wholly_their_own_two_models_beside_are_the_same():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("entry", "options"), [("finetune", {"personal_steps": 0}), ("apfl", {"alpha": 0.0})], ids=["finetune", "apfl"]
+    ("entry", "options"),
+    [pytest.param("finetune", {"personal_steps": 0}, marks=pytest.mark.exhaustive), ("apfl", {"alpha": 0.0})],
+    ids=["finetune", "apfl"],
 )
 def test_models_with_nothing_of_their_own_are_the_shared_one(entry, options):
     algorithm = fdp.CATALOGUE[entry](**NOISY, **options)

@@ -240,10 +240,9 @@ def test_checks_hold_for_ragged_clients(options):
 
 
 @pytest.mark.slow
-def test_nothing_is_sampled_where_every_client_has_no_more_than_a_batch():
-    small = ragged_data([1, 3, 2])
-    for batches in ("without-replacement", "poisson"):
-        check_algorithm(algorithm_of(batches), small, model=MODEL, only="sampling")
+@pytest.mark.parametrize("batches", usual(["without-replacement", "poisson"], ["poisson"]))
+def test_nothing_is_sampled_where_every_client_has_no_more_than_a_batch(batches):
+    check_algorithm(algorithm_of(batches), ragged_data([1, 3, 2]), model=MODEL, only="sampling")
 
 
 @pytest.mark.parametrize("sizes", [[3, 20, 30], [10, 20, 31]])

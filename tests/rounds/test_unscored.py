@@ -43,8 +43,8 @@ def trained(algorithm, train, test, **options):
 @pytest.mark.parametrize(
     ("unit", "where"),
     [
-        ("records", {}),
-        pytest.param("clients", {}, marks=pytest.mark.slow),
+        pytest.param("records", {}, marks=pytest.mark.slow),
+        pytest.param("clients", {}, marks=pytest.mark.exhaustive),
         pytest.param("records", {"on_host": True}, marks=pytest.mark.slow),
     ],
 )

@@ -98,6 +98,7 @@ def test_a_file_is_read_as_it_is_meant():
     }
 
 
+@pytest.mark.slow
 @given(sweeps())
 @settings(deadline=None)
 def test_a_written_sweep_is_read_back_equal(sweep):

@@ -22,7 +22,8 @@ def audited(algorithm, client, **options):
     return audit(algorithm, ragged_data(SIZES), rounds=4, delta=1e-3, trials=2_000, client=client, **options)
 
 
-@pytest.mark.slow
+# CI: test_no_private_entry_is_caught, tests/tools/audits/test_audit.py, and tests/accounting/test_ragged_clients.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("batches", usual(RULES, RULES[:1]))
 @pytest.mark.parametrize("client", usual([0, 1], [0]))
 def test_an_audit_of_a_small_client_is_consistent_with_its_epsilon(batches, client):

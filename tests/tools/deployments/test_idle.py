@@ -167,7 +167,8 @@ def test_every_fact_changes_what_is_proved_or_is_refused_or_said_to_change_nothi
     assert list(useless(facts)) == []
 
 
-@pytest.mark.slow
+# CI: test_every_fact_changes_what_is_proved_or_is_refused_or_said_to_change_nothing
+@pytest.mark.exhaustive
 def test_the_same_of_every_unit_law_divisor_and_place_of_the_noise():
     possible = [facts for facts in cases(MORE) if outcome(facts)[0] is not None]
     assert len(possible) > 80

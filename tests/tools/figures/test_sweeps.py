@@ -7,7 +7,7 @@ import pathlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from helpers import MEASURES, thinned
+from helpers import MEASURES, usual
 from sweep_points import point, sweep_folder, textbook_interval
 
 from fedjax_dp import errors
@@ -341,7 +341,7 @@ AWKWARD = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", thinned(AWKWARD, list(AWKWARD)[::2], 3))
+@pytest.mark.parametrize("name", usual(AWKWARD, list(AWKWARD)[::5]))
 def test_an_awkward_sweep_has_an_overview_and_panels(name, panel, monkeypatch):
     monkeypatch.setattr(figures, "DPI", 40)  # quicker
     records, axes = AWKWARD[name]

@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from helpers import usual
 from report_inputs import HOSTILE, write_sweep
 
 from fedjax_dp.tools import cli
@@ -99,7 +100,7 @@ def test_every_figure_holds_the_rows_of_the_files(reported, opened):
         assert details.locator("tbody tr").count() == len(report.data[figure.table])
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", usual(["light", "dark"], ["dark"]))
 def test_a_phone_shows_all_in_colours_that_can_be_read_without_scrolling_sideways(reported, opened, scheme):
     made = opened(reported, "phone", scheme)
     assert made.evaluate("document.documentElement.scrollWidth") <= 400

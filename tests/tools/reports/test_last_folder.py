@@ -91,7 +91,8 @@ def test_an_audit_of_a_run_is_refused_on_other_data(own_runs, capsys):
     assert error.count("\n") == 1
 
 
-@pytest.mark.slow
+# CI: test_an_audit_of_a_run_takes_its_configuration and test_the_last_is_the_one_begun_last
+@pytest.mark.exhaustive
 def test_an_audit_without_a_configuration_takes_the_last_run(own_runs, capsys):
     assert cli.main(["audit", "--trials", "1000", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["config"]["rounds"] == 6

@@ -66,6 +66,7 @@ def test_clients_that_differ_in_no_digit_have_one_number():
     assert "smallest" in shared.spread(apart | {"epsilon_min": 7.9})
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unspent")
 def test_a_badge_is_for_figures_of_probes_alone(run_folder):
     figures = {

@@ -86,6 +86,7 @@ def test_the_line_of_a_budget_goes_across_and_nowhere_else():
     assert {(float(wide) > 200, float(high)) for wide, high in lines} == {(True, 0.0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -108,6 +109,7 @@ def test_epsilon_by_round_is_told_unknown_rather_than_guessed(run_folder, change
         epsilon_by_round(folder, about, 4.0, Screen(quiet=True))
 
 
+@pytest.mark.slow
 def test_epsilon_by_round_must_end_at_the_guarantee(run_folder):
     from fedjax_dp.experiments.console import Screen
     from fedjax_dp.tools.reports.spending import epsilon_by_round
@@ -156,6 +158,7 @@ def test_an_unfinished_run_says_how_far_it_is(run_folder, tmp_path):
     assert "Nothing has been evaluated yet" in page(kinds.read_report(folder))
 
 
+@pytest.mark.slow
 def test_what_a_run_does_not_know_is_said_with_the_way_to_get_it(run_folder, tmp_path):
     content = json.loads((run_folder / "result.json").read_text())
     content["guarantee"] = no_privacy(10, "gradients are neither clipped nor noised").to_dict()
@@ -290,6 +293,7 @@ def test_a_run_of_python_values_has_a_report(tmp_path):
     assert "Nothing is promised" in made
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unspent")
 def test_a_page_needs_nothing_else(run_folder, sweep_folder, audit_file, reproduction_folder):
     for path in (run_folder, sweep_folder, audit_file, reproduction_folder):
@@ -304,6 +308,7 @@ def test_a_page_needs_nothing_else(run_folder, sweep_folder, audit_file, reprodu
         assert page(kinds.read_report(path)) == made
 
 
+@pytest.mark.slow
 def test_names_of_users_stay_text(tmp_path, audit_file, reproduction_folder, run_folder):
     """In HTML, and in JSON."""
     hostile = write_sweep(tmp_path / "hostile", {HOSTILE: [HOSTILE, "other"], "epsilon": [1.0]})
@@ -329,6 +334,7 @@ def test_names_of_users_stay_text(tmp_path, audit_file, reproduction_folder, run
     assert page(kinds.read_report(tmp_path / "lone.json")).isascii()
 
 
+@pytest.mark.slow
 def test_a_report_goes_beside_what_it_is_about(run_folder, audit_file, tmp_path, capsys):
     folder = shutil.copytree(run_folder, tmp_path / "v1.5")
     assert fdp.reports.report(audit_file) == tmp_path / "audit.html"
