@@ -87,7 +87,7 @@ GUARDED = {  # W1 and W2 on an h200 were measured there
     "h200": (Case("W1", 1000), Case("W2", 100), *SMALL, Case("W1", 40, devices=4)),
     "v5e": (Case("W1", 10), Case("W2", 10), *SMALL),
 }
-IN_CI = {  # dense records, low-rank terms of a transformer and several devices; a convolution on the other platform
+IN_CI = {  # one layer, low-rank terms of a transformer, several devices; several layers on the other platform
     "h200": (Case("W1", 1000), Case("gpt-lora", 10), Case("W1", 40, devices=4)),
     "v5e": (Case("W2", 10),),
 }
