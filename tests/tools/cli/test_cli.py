@@ -197,8 +197,12 @@ def test_help_of_no_group_is_refused_in_one_line(capsys):
     assert "did you mean training?" in capsys.readouterr().err
 
 
+# Those of bench and audit take minutes.
+LONG = [pytest.param(page, marks=pytest.mark.exhaustive) for page in (audit.PAGE, bench.PAGE)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [run.PAGE, audit.PAGE, bench.PAGE, data.PAGE, sweep.PAGE], ids=lambda one: one.usage)
+@pytest.mark.parametrize("page", [run.PAGE, data.PAGE, sweep.PAGE, *LONG], ids=lambda one: one.purpose)
 def test_examples_of_help_run_as_they_stand(page):
     for words in page.examples:
         assert cli.main(shlex.split(words)) == 0, words
