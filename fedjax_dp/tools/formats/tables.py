@@ -18,7 +18,8 @@ from fedjax_dp.tools.formats.columns import LABEL, Columns, ColumnTable, from_ta
 
 PACKED = (".gz", ".bz2", ".xz", ".zip")  # a CSV file may be
 ENDINGS = {"csv": (".csv", *(f".csv{packed}" for packed in PACKED)), "parquet": (".parquet",)}
-OTHER_SEPARATORS = ";\t|"
+SEPARATORS = ",;\t|"
+DECIMAL_COMMA = r"[-+]?\d+(,\d+)?"  # of a column that has other values than numbers
 UNKNOWN = ("?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")  # as names of columns never are
 VALUE = re.compile(  # a number, or a date
     r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{1,4}([-/.])\d{1,2}\3\d{1,4}([ T][\d:.+Z-]*)?"
@@ -247,8 +248,18 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
         return path if packed is None else io.BytesIO(packed.getvalue())
 
     how: dict[str, Any] = {"compression": None, "encoding": "utf-8", "skipinitialspace": True}
+
+    def first_line(separator: str) -> Any:
+        lines = pd.read_csv(source(), header=None, nrows=1, dtype=str, keep_default_na=False, sep=separator, **how)
+        return lines.iloc[0]
+
+    separator = ","
     try:
-        header = pd.read_csv(source(), header=None, nrows=1, dtype=str, keep_default_na=False, **how).iloc[0]
+        header = first_line(separator)
+        if len(header) == 1:  # other marks separate fields only where no comma does: names may have them
+            separator = max(SEPARATORS, key=lambda mark: len(first_line(mark)))
+            header = first_line(separator)
+        how["sep"] = separator
         named = not no_header or set(header) == set(STATED)
         places: dict[str, int] = {} if named else {f"c{place}": place for place in range(len(header))}
         how |= {"index_col": False} | ({} if named else {"header": None})  # no field is the name of a row
@@ -271,11 +282,13 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
     except Exception as error:  # pandas has many, without a common base
         reason = " ".join(str(error).split())[:120]
         raise damage_error(path, "something else", "a readable csv file", reason) from None
-    if len(header) == 1 and (others := [mark for mark in OTHER_SEPARATORS if mark in header.iloc[0]]):
-        remedy = (
-            f"pandas.read_csv({path.name!r}, sep={others[0]!r}).to_csv writes one, decimal=',' reads commas in numbers"
-        )
-        raise damage_error(path, f"fields with {others[0]!r} between", "a csv file with commas between fields", remedy)
+    for column in frame.columns.difference([*kept, *words, *columns.drop]) if separator != "," else ():
+        values = frame[column].dropna()
+        if len(values) and not holds_numbers(values) and values.astype(str).str.fullmatch(DECIMAL_COMMA).all():
+            read = f"pandas.read_csv({path.name!r}, sep={separator!r}, decimal=',')"
+            remedy = f"{read}.to_csv({'points_' + _stem_of(path) + '.csv'!r}, index=False) writes one"
+            where = f"{path}: column {str(column)[:40]}"
+            raise damage_error(where, f"commas in numbers such as {values.iloc[0]}", "decimal points", remedy)
     if no_header is not False:
         _check_first_line(path, [*map(str.strip, header)], frame, columns, named)
     again = header[header.duplicated() & (header != "")]
