@@ -14,7 +14,15 @@ from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damage_error, no_text, unpack
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset, UnitBound
-from fedjax_dp.tools.formats.columns import LABEL, Columns, ColumnTable, from_tables, holds_numbers, missing_in
+from fedjax_dp.tools.formats.columns import (
+    LABEL,
+    Columns,
+    ColumnTable,
+    from_tables,
+    from_texts,
+    holds_numbers,
+    missing_in,
+)
 
 PACKED = (".gz", ".bz2", ".xz", ".zip")  # a CSV file may be
 ENDINGS = {"csv": (".csv", *(f".csv{packed}" for packed in PACKED)), "parquet": (".parquet",)}
@@ -140,15 +148,10 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
         split=reading.split_column,
         features=None if reading.feature_columns is None else reading.feature_columns.split(","),
         task=reading.task or "classes",
-        drop=() if reading.drop is None else tuple(reading.drop.split(",")),
-        categories={name: tuple(words.split("|")) for name, words in _pairs("categories", reading.categories)},
-        fill=_fill(reading.fill),
-        missing=() if reading.missing is None else tuple(reading.missing.split(",")),
+        **from_texts({name: getattr(reading, name) for name in ("drop", "categories", "fill", "missing")}),
     )
     how = reading.standardise
-    if how is None or how == "records":
-        return columns._replace(standardise=how)
-    if how.endswith((".csv", ".parquet")):
+    if how is not None and how.endswith((".csv", ".parquet")):
         path = pathlib.Path(how)
         if path.exists() and any(other.exists() and path.samefile(other) for other in paths):
             remedy = "records computes constants of the training records, and says so"
@@ -157,37 +160,7 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
         if set(frame.columns) == set(STATED):
             frame = {row.column: (row.mean, row.std) for row in frame.itertuples()}
         return columns._replace(standardise=frame, source=path.name)
-    constants = {}
-    for name, words in _pairs("standardise", how):
-        mean, _, std = words.partition(":")
-        try:
-            constants[name] = float(mean), float(std)
-        except ValueError:
-            got = repr(f"{name}={words}"[:60])
-            raise errors.refuse("standardise", got, "NAME=MEAN:STD,..., records, or a public file") from None
-    return columns._replace(standardise=constants)
-
-
-def _pairs(what: str, text: str | None) -> list[tuple[str, str]]:
-    """`NAME=WORDS,NAME=WORDS` as pairs."""
-    pairs = [] if text is None else [part.rpartition("=") for part in text.split(",")]
-    for name, equals, words in pairs:
-        if not (name and words):
-            raise errors.refuse(what, repr(f"{name}{equals}{words}"[:60]), "NAME=..., with commas between columns")
-    names = [name for name, _, _ in pairs]
-    if len(set(names)) < len(names):
-        raise errors.refuse(what, f"{next(n for n in names if names.count(n) > 1)} twice", "of each column once")
-    return [(name, words) for name, _, words in pairs]
-
-
-def _fill(text: str | None) -> dict[str, Any] | float | None:
-    """One number for all columns, or a constant of each."""
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return dict(_pairs("fill", text))
+    return columns._replace(**from_texts({"standardise": how}))
 
 
 def _names_of(paths: list[pathlib.Path]) -> list[str]:

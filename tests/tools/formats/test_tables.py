@@ -370,6 +370,39 @@ def test_dialects_of_csv_are_read_or_refused_with_their_remedy(hospitals):
         assert words in refusal(load, "csv:a.csv", **WORDS)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ({"fill": "dose=0.5,stage=A"}, {"fill": {"dose": 0.5, "stage": "A"}}),
+        ({"fill": "0", "drop": "stage", "categories": None}, {"fill": 0, "drop": ["stage"], "categories": None}),
+        ({"categories": "stage=A|B|C"}, {"categories": {"stage": ["A", "B", "C"]}}),
+        ({"missing": "-9,B"}, {"missing": [-9, "B"], "categories": {"stage": ("A", "C")}}),
+        ({"standardise": "age=50:20,dose=0:1"}, {"standardise": {"age": (50, 20), "dose": (0, 1)}}),
+    ],
+)
+def test_files_and_tables_take_texts_and_values_of_options(text, value):
+    frame = hospital()
+    frame.loc[3, "dose"] = None
+    frame.to_csv("a.csv", index=False)
+    common = {"categories": {"stage": ["A", "B", "C"]}, "fill": {"dose": 1, "stage": "C"}}
+    if "missing" in text:
+        text = text | {"categories": "stage=A|C"}
+    read = [load("csv:a.csv", label_column="sick", **common | options) for options in (text, value)]
+    read += [fdp.dataset(pd.read_csv("a.csv"), label="sick", **common | options) for options in (text, value)]
+    for other in read[1:]:
+        assert all(np.array_equal(one, same) for one, same in zip(read[0][1:5], other[1:5]))
+
+
+def test_words_that_a_text_would_cut_are_refused():
+    frame = hospital(stage=["1,5", "2"] * 12)
+    frame.to_csv("a.csv", index=False)
+    words = {"label_column": "sick", "categories": {"stage": ["1,5", "2"]}}
+    assert "categories must be without , = |, got '1,5'; read the file with pandas" in refusal(
+        load, "csv:a.csv", **words
+    )
+    assert "drop must be at least one entry, got []; leave the option out" in refusal(load, "csv:a.csv", drop=[])
+
+
 @pytest.mark.parametrize("separator", [";", "\t", "|"])
 def test_fields_apart_by_another_mark_are_those_apart_by_commas(separator):
     frame = hospital(ward=["1;a|b", "2\tb", "3, c"] * 8)
