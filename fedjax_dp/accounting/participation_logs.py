@@ -7,13 +7,13 @@ import csv
 import dataclasses
 import functools
 import hashlib
+import io
 import os
-import pathlib
 from typing import Self
 
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 
 COLUMNS = ["round", "client"]
 
@@ -23,16 +23,15 @@ def _read_csv(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
 
     Raises: ConfigurationError for what cannot be read, and for another header.
     """
-    file = pathlib.Path(path)
+    remedy = f"write lines of {','.join(COLUMNS)} below these names, both from 0"
+    text = folders.read_text("participation log", path, "CSV file", remedy)
     try:
-        with file.open(newline="") as lines:
-            header, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines)] or [[]]
-    except (OSError, ValueError, csv.Error) as error:
-        reason = " ".join(str(error).split())
-        raise errors.refuse("participation log", str(file), "a CSV file that can be read", reason) from None
+        header, *rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))] or [[]]
+    except csv.Error as error:
+        raise errors.refuse("participation log", str(path), "a CSV file that can be read", str(error)) from None
     if header != COLUMNS:
         wanted = f"a CSV with the header {','.join(COLUMNS)}"
-        raise errors.refuse(f"participation log {file}", f"the header {','.join(header)[:60]!r}", wanted)
+        raise errors.refuse(f"participation log {path}", f"the header {','.join(header)[:60]!r}", wanted, remedy)
     return [(number, row) for number, row in enumerate(rows, 2) if row]
 
 
