@@ -7,13 +7,13 @@ import csv
 import dataclasses
 import functools
 import hashlib
-import io
 import os
+import pathlib
 from typing import Self
 
 import numpy as np
 
-from fedjax_dp import errors, folders
+from fedjax_dp import errors
 
 COLUMNS = ["round", "client"]
 
@@ -24,11 +24,20 @@ def _read_csv(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
     Raises: ConfigurationError for what cannot be read, and for another header.
     """
     remedy = f"write lines of {','.join(COLUMNS)} below these names, both from 0"
-    text = folders.read_text("participation log", path, "CSV file", remedy)
+    what, file = "participation log", pathlib.Path(path)
+    if file.is_dir():
+        raise errors.refuse(what, f"{file}, which is a folder", "a CSV file", remedy)
     try:
-        header, *rows = [[cell.strip() for cell in row] for row in csv.reader(io.StringIO(text))] or [[]]
-    except csv.Error as error:
-        raise errors.refuse("participation log", str(path), "a CSV file that can be read", str(error)) from None
+        with file.open(newline="", encoding="utf-8") as lines:
+            header, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines)] or [[]]
+    except FileNotFoundError:
+        raise errors.refuse(
+            what, str(file), "an existing CSV file", f"looked for in {file.absolute().parent}"
+        ) from None
+    except UnicodeDecodeError:
+        raise errors.refuse(what, f"{file}, which is no text in UTF-8", "a CSV file", remedy) from None
+    except (OSError, ValueError, csv.Error) as error:
+        raise errors.refuse(what, str(file), "a CSV file that can be read", " ".join(str(error).split())) from None
     if header != COLUMNS:
         wanted = f"a CSV with the header {','.join(COLUMNS)}"
         raise errors.refuse(f"participation log {path}", f"the header {','.join(header)[:60]!r}", wanted, remedy)
