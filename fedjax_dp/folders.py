@@ -418,18 +418,38 @@ def where_looked(path: pathlib.Path) -> str:
     return f"did you mean {path.with_name(near[0])}?" if near else f"it is looked for in {path.absolute().parent}"
 
 
-def read_toml(what: str, path: str | os.PathLike[str]) -> dict[str, Any]:
+def read_text(what: str, path: str | os.PathLike[str], kind: str, remedy: str) -> str:
+    """The text of a file of some kind, such as "CSV file".
+
+    Raises: ConfigurationError for a file that is missing, a folder, or no text in UTF-8.
+    """
+    file = require_file(what, path, kind, remedy)
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise errors.refuse(what, f"{file}, which is no text in UTF-8", f"a {kind}", remedy) from None
+
+
+def require_file(what: str, path: str | os.PathLike[str], kind: str, remedy: str) -> pathlib.Path:
+    """The path of an existing file; refuses a folder as what it is."""
+    file = pathlib.Path(errors.require_text(what, os.fspath(path)))
+    if file.is_dir():
+        raise errors.refuse(what, f"{file}, which is a folder", f"a {kind}", remedy)
+    if not file.is_file():
+        raise errors.refuse(what, str(file), f"an existing {kind}", where_looked(file))
+    return file
+
+
+def read_toml(what: str, path: str | os.PathLike[str], remedy: str = "") -> dict[str, Any]:
     """The content of a TOML file.
 
     Raises: ConfigurationError for a file that is missing, or is not TOML.
     """
-    file = pathlib.Path(errors.require_text(what, os.fspath(path)))
-    if not file.is_file():
-        raise errors.refuse(what, str(file), "an existing TOML file", where_looked(file))
+    text = read_text(what, path, "TOML file", remedy)
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise errors.refuse(what, str(file), "valid TOML", str(error)) from None
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise errors.refuse(what, str(path), "valid TOML", f"{error}{'; ' * bool(remedy)}{remedy}") from None
 
 
 def make_unused(parent: pathlib.Path, name: str) -> pathlib.Path:

@@ -10,10 +10,13 @@ import subprocess
 import sys
 from concurrent import futures
 
+import helpers
 import pytest
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
+from fedjax_dp.accounting import ParticipationLog
+from fedjax_dp.data import file_parts
 from fedjax_dp.data.disk import STORE_FOLDER
 from fedjax_dp.experiments.run_folder import RUN_FOLDER
 from fedjax_dp.rounds.checkpoint import Checkpoints
@@ -407,3 +410,19 @@ def test_a_folder_that_another_removes_while_it_is_made_is_made_again(monkeypatc
     monkeypatch.setattr(os, "mkdir", removed_meanwhile)
     with folders.ensure_folder(pathlib.Path("x")):
         assert everything() == ["x"]
+
+
+@pytest.mark.parametrize("content", [None, b"\x89PNG\r\n\xff\xfe"], ids=["folder", "picture"])
+def test_files_of_another_kind_are_refused_as_what_they_are(content, tmp_path):
+    path = tmp_path / "other"
+    path.mkdir() if content is None else path.write_bytes(content)
+    reads = {
+        "start_names": lambda: folders.read_toml("start_names", path, "write lines"),
+        "client_ids": lambda: file_parts(path, 4),
+        "participation log": lambda: ParticipationLog.read(path),
+    }
+    for what, read in reads.items():
+        line = helpers.refusal(read)
+        assert f"{path}, which is {'a folder' if content is None else 'no text in UTF-8'}" in line
+        assert line.startswith(f"{what} must be a ")
+        assert line.partition("; ")[2].startswith(("write", "give"))

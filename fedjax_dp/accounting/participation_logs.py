@@ -23,16 +23,24 @@ def _read_csv(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
 
     Raises: ConfigurationError for what cannot be read, and for another header.
     """
-    file = pathlib.Path(path)
+    remedy = f"write lines of {','.join(COLUMNS)} below these names, both from 0"
+    what, file = "participation log", pathlib.Path(path)
+    if file.is_dir():
+        raise errors.refuse(what, f"{file}, which is a folder", "a CSV file", remedy)
     try:
-        with file.open(newline="") as lines:
+        with file.open(newline="", encoding="utf-8") as lines:
             header, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines)] or [[]]
+    except FileNotFoundError:
+        raise errors.refuse(
+            what, str(file), "an existing CSV file", f"looked for in {file.absolute().parent}"
+        ) from None
+    except UnicodeDecodeError:
+        raise errors.refuse(what, f"{file}, which is no text in UTF-8", "a CSV file", remedy) from None
     except (OSError, ValueError, csv.Error) as error:
-        reason = " ".join(str(error).split())
-        raise errors.refuse("participation log", str(file), "a CSV file that can be read", reason) from None
+        raise errors.refuse(what, str(file), "a CSV file that can be read", " ".join(str(error).split())) from None
     if header != COLUMNS:
         wanted = f"a CSV with the header {','.join(COLUMNS)}"
-        raise errors.refuse(f"participation log {file}", f"the header {','.join(header)[:60]!r}", wanted)
+        raise errors.refuse(f"participation log {path}", f"the header {','.join(header)[:60]!r}", wanted, remedy)
     return [(number, row) for number, row in enumerate(rows, 2) if row]
 
 

@@ -28,10 +28,10 @@ def dataset(
     label: str | None = None,
     client: str | None = None,
     test: Any = None,
-    drop: Sequence[str] | None = None,
-    categories: Mapping[str, Sequence[Any]] | None = None,
-    fill: Mapping[str, Any] | float | None = None,
-    missing: Sequence[Any] | None = None,
+    drop: Sequence[str] | str | None = None,
+    categories: Mapping[str, Sequence[Any]] | str | None = None,
+    fill: Mapping[str, Any] | float | str | None = None,
+    missing: Sequence[Any] | str | None = None,
     standardise: Any = None,
     task: str = "classes",
     vocabulary: Vocabulary | None = None,
@@ -54,6 +54,7 @@ def dataset(
     missing          likewise: words and numbers that stand for a missing value, beside "" and "?";
     standardise      likewise: public (mean, deviation) by column, a public DataFrame to compute them from, or
                      "records": of the training records, which no epsilon covers, as the Guarantee then says.
+    The last five may also be texts, as `load` takes them: fill="dose=0".
     Bytes are scaled to [0, 1]. Labels of a DataFrame may be anything; sorted, they are the classes.
     Raises: ConfigurationError, in one line, for anything that is no data set.
     """

@@ -106,11 +106,13 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
     that are not there are downloaded into the user cache and compared with their checksum; for other data sets the
     error says which file belongs where. `seed` decides what synthetic draws and which records of school are its test
     set, and nothing else. `how` files of the user's own are read: the fields of `fedjax_dp.data.Reading`, such as
-    label_column="y".
+    label_column="y"; what a text such as fill="dose=0" or drop="id,row" says, a mapping or a list may say as well.
     """
-    require(of_class(Reading), how, how, "load")
+    taken = of_class(Reading)
+    require(taken, how, how, "load")
     kind, (_, colon, rest) = kind_of(name), name.partition(":")
-    reader, reading = DATASETS[kind], Reading(**how)
+    reader = DATASETS[kind]
+    reading = Reading(**{option: taken[option].typed(value) for option, value in how.items() if value is not None})
     if reader.suffix is not None and not rest:
         raise errors.refuse("dataset", repr(name), f"{kind}:{reader.suffix}")
     if colon and reader.suffix is None:

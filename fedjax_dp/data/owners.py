@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.data.files import damage_error
 from fedjax_dp.data.json_files import list_of, object_of, read_json
 from fedjax_dp.data.partition import group, natural, rows_by_owner
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import rows_of
+
+KIND, REMEDY = "file of ids", "give text with an id in each line, an .npy array, or a .json of rows by client"
 
 
 def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:
@@ -76,9 +78,7 @@ def file_parts(path: str | os.PathLike[str], records: int) -> dict[str, np.ndarr
            the order of their names, as numbers where all are; rows that are in no list are not used;
     .npy   an id for each record; or text, with an id in each line.
     """
-    path = pathlib.Path(path)
-    if not path.is_file():
-        raise errors.refuse("client_ids", str(path), "an existing file", "an .npy array, or one id in each line")
+    path = folders.require_file("client_ids", path, KIND, REMEDY)
     if path.suffix == ".json":
         return _read_lists(path, records)
     ids = _read_ids(path, records)
@@ -110,16 +110,17 @@ def _read_lists(path: pathlib.Path, records: int) -> dict[str, np.ndarray]:
 def _read_ids(path: pathlib.Path, records: int) -> np.ndarray:
     """An id for each record."""
     ids: np.ndarray
-    try:
-        if path.suffix == ".npy":
+    if path.suffix == ".npy":
+        try:
             with open(path, "rb") as file:
                 ids = np.load(file, allow_pickle=False)
-        else:
-            ids = np.array(path.read_text(encoding="utf-8").split("\n"))
-            ids = np.char.strip(ids[:-1] if ids[-1] == "" else ids)
-    except (ValueError, OSError, EOFError) as error:
-        reason = " ".join(str(error).split())
-        raise errors.refuse("client_ids", str(path), "an .npy array without pickles or a text file", reason) from None
+        except (ValueError, OSError, EOFError) as error:
+            raise errors.refuse(
+                "client_ids", str(path), "an .npy array without pickles", folders.reason(error)
+            ) from None
+    else:
+        ids = np.array(folders.read_text("client_ids", path, KIND, REMEDY).split("\n"))
+        ids = np.char.strip(ids[:-1] if ids[-1] == "" else ids)
     if ids.shape != (records,):
         raise errors.refuse(f"client_ids of {path}", f"shape {ids.shape}", f"one id for each of the {records} records")
     if ids.dtype.kind not in "iuU":

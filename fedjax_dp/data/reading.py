@@ -1,8 +1,8 @@
 """Options for how the files of a data set are read."""
 
 import dataclasses
-from collections.abc import Collection
-from typing import Annotated
+from collections.abc import Collection, Mapping
+from typing import Annotated, Any
 
 from fedjax_dp import errors
 from fedjax_dp.options import about
@@ -24,6 +24,27 @@ TABLES = (
     "standardise",
 )
 CSV = ("no_header",)  # and of CSV files alone
+
+
+def _as_text(what: str, value: Any) -> str:
+    """`NAME=X,...` of a mapping and `A,B` of a list; a list inside a mapping is `A|B`, or `M:S` for standardise.
+
+    Raises: ConfigurationError for nothing, and for a word that the text would cut.
+    """
+    if isinstance(value, str):
+        return errors.require_text(what, value)
+    between, of_names = ":" if what.endswith("standardise") else "|", isinstance(value, Mapping)
+    texts = []
+    for name, entry in value.items() if of_names else ((None, one) for one in value):
+        words = [*map(str, entry)] if isinstance(entry, list | tuple) else [str(entry)]
+        marks = (*",=", between) if of_names else ","
+        for word in [word for word in words if any(mark in word for mark in marks)] + [name] * ("," in str(name)):
+            remedy = "read the file with pandas, and pass the table to dataset"
+            raise errors.refuse(what, repr(word)[:60], f"without {' '.join(marks)}", remedy)
+        texts.append(between.join(words) if name is None else f"{name}={between.join(words)}")
+    if not texts:
+        raise errors.refuse(what, repr(value), "at least one entry", "leave the option out")
+    return ",".join(texts)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,14 +87,14 @@ class Reading:
     records_per_user: int | None = None
     clients_per_user: Annotated[int | None, about("", default="1")] = None
     split_column: Annotated[str | None, about("", metavar="NAME", default="split")] = None
-    feature_columns: Annotated[str | None, about("", metavar="NAME,...")] = None
-    drop: Annotated[str | None, about("", metavar="NAME,...")] = None
-    categories: Annotated[str | None, about("", metavar="NAME=A|B,...")] = None
-    fill: Annotated[str | None, about("", metavar="NAME=X,...")] = None
-    missing: Annotated[str | None, about("", metavar="WORD,...")] = None
+    feature_columns: Annotated[str | None, about("", metavar="NAME,...", as_text=_as_text)] = None
+    drop: Annotated[str | None, about("", metavar="NAME,...", as_text=_as_text)] = None
+    categories: Annotated[str | None, about("", metavar="NAME=A|B,...", as_text=_as_text)] = None
+    fill: Annotated[float | str | None, about("", metavar="NAME=X,...", as_text=_as_text)] = None
+    missing: Annotated[str | None, about("", metavar="WORD,...", as_text=_as_text)] = None
     no_header: Annotated[bool | None, about("", switch=True)] = None
-    standardise: Annotated[str | None, about("", metavar="NAME=M:S,...")] = None
-    record_shape: Annotated[str | None, about("", metavar="INT,...")] = None
+    standardise: Annotated[str | None, about("", metavar="NAME=M:S,...", as_text=_as_text)] = None
+    record_shape: Annotated[str | None, about("", metavar="INT,...", as_text=_as_text)] = None
     length: int | None = None
     stride: int | None = None
     windows_per_text: int | None = None

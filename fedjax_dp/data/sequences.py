@@ -75,7 +75,9 @@ def read_words(path: pathlib.Path, most: int) -> list[str]:
                 if len(words) == most:
                     break
     except UnicodeDecodeError as error:
-        raise damage_error(path, f"no text ({error.reason})", "a list of words in UTF-8") from None
+        raise damage_error(
+            path, f"no text ({error.reason})", "a list of words in UTF-8", "write a word in each line"
+        ) from None
     return list(words)
 
 

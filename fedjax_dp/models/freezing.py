@@ -163,7 +163,11 @@ def _low_rank(
                     "there are " + ", ".join(list(kernels)[:6]) if kernels else "",
                 )
     if not names:
-        raise errors.refuse("trainable", LORA, "used with a dense layer that is not trained itself")
+        word = LORA if both else FFA_LORA
+        already = ", ".join([name for name in kernels if name in trained][:4])
+        why = f"{already} is trained already: drop {word}, or the word that trains it" if already else f"drop {word}"
+        remedy = f"{why}; gpt and vit have such layers in every block, an lstm in its head alone"
+        raise errors.refuse("trainable", ",".join(words), f"one that leaves {word} a dense layer", remedy)
     sides = {name: min(kernels[name].shape[1:]) for name in names}
     narrow = [name for name in names if rank > sides[name]]
     if len(narrow) == len(names) or (narrow and patterns != [DENSE]):

@@ -76,7 +76,7 @@ def read_start(
     if ledger is not None:
         ledger = origins.with_parameters(ledger, found, path.name, exported=not path.is_dir())
     if isinstance(names, str | os.PathLike):
-        names = folders.read_toml("start_names", names)
+        names = folders.read_toml("start_names", names, 'write lines such as "head/kernel" = "fc.weight"')
     if names is not None:
         found = _rename(path, found, names)
     origin = Origin(path.name, digest(path), trained_on, public, ledger or "", foreign=ledger is None)

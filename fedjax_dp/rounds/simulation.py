@@ -126,6 +126,10 @@ def _check_scores(model: NetworkModel, data: FederatedData) -> None:
     shapes = score_shapes(model, data.record_shape, data.tokens)
     if wanted is not None and shapes != [wanted]:
         got, remedy = ", ".join(map(str, shapes)), "give the network as many outputs, or a loss of its own"
+        if data.tokens and [shape[1:] for shape in shapes] == [wanted]:  # scores of every token
+            remedy = (
+                "--model lstm scores a whole text, and takes --trainable head or lora; the others score every token"
+            )
         raise errors.refuse("scores of the model", got, f"{wanted}, as the loss of task {task.name} takes them", remedy)
 
 

@@ -88,5 +88,5 @@ def test_a_log_that_cannot_be_is_refused_in_one_line(tmp_path, text, words):
 
 
 def test_a_log_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="a CSV file that can be read"):
+    with pytest.raises(ConfigurationError, match="an existing CSV file"):
         ParticipationLog.read(tmp_path / "none.csv")

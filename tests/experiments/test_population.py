@@ -170,7 +170,7 @@ def test_clients_are_given_in_a_file():
         ({"partition": "similarity", "num_clients": 2000}, "records must be at least 1"),
         ({"partition": "dirichlet", "concentration": 0.0}, "concentration must be positive"),
         ({"partition": "dirichlet", "concentration_scale": "x"}, "concentration_scale must be one of"),
-        ({"partition": "given", "client_ids": "absent"}, "client_ids must be an existing file"),
+        ({"partition": "given", "client_ids": "absent"}, "client_ids must be an existing file of ids"),
         ({"partition": "natural"}, "client_ids"),
         ({"partition": "grouped-natural"}, "partition must be used with a data set that has client_ids"),
         ({"partition": "shards", "shard_size": 9, "shards_per_client": 2}, "shard_size must be left out where"),

@@ -14,7 +14,7 @@ from helpers import ragged_data, usual
 import fedjax_dp as fdp
 from fedjax_dp import errors, gradients
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.models import freeze, logistic_regression, lstm, mlp, model
+from fedjax_dp.models import freeze, gpt, logistic_regression, lstm, mlp, model
 from fedjax_dp.models.low_rank import A, B
 from fedjax_dp.pytrees import path_name, ravel
 from fedjax_dp.rounds import metrics, simulation
@@ -300,6 +300,7 @@ def test_lstm_never_trains_its_word_vectors():
         ({"trainable": "head", "alpha": 2.0}, "left out"),
         ({"trainable": "lora", "targets": "*/bias"}, "not multiplied"),
         ({"trainable": "lora,head", "targets": "Dense_1/kernel"}, "trained itself"),
+        ({"trainable": "lora,head,Dense_0/kernel"}, "Dense_0/kernel, Dense_1/kernel is trained already: drop lora"),
         ({"trainable": "head", "fresh": "head"}, "left out"),
         ({"trainable": "head", "start": {"Dense_0": {"kernel": np.zeros((6, 8))}}}, "Dense_0/bias"),
         ({"trainable": "head", "start": {}, "fresh": "**"}, "some of them"),
@@ -322,3 +323,10 @@ def test_a_head_for_other_classes_begins_afresh():
     head = freeze(mlp((6,), 4, (8,)), "head", start=before, fresh="head")
     assert head.init(jax.random.key(0))["Dense_1/kernel"].shape == (8, 4)
     assert np.array_equal(head.frozen.values["Dense_0/kernel"], before["Dense_0"]["kernel"])
+
+
+def test_a_model_that_scores_every_token_is_refused_for_classes_of_texts_by_one_that_scores_a_text():
+    texts = np.ones((8, 5), np.int32), np.arange(8, dtype=np.int32) % 2
+    data = fdp.federate(fdp.dataset(*texts, *texts)._replace(tokens=True), [np.arange(4), np.arange(4, 8)])
+    with pytest.raises(errors.ConfigurationError, match="--model lstm scores a whole text, and takes --trainable head"):
+        simulation._check_scores(gpt((5,), 2).for_data(data), data)

@@ -1,7 +1,7 @@
 """Tables as records: which columns become features, targets, clients and units, and notes on what looks wrong."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,10 +52,61 @@ class ColumnTable(NamedTuple):
 
 
 def from_frame(name: str, frame: Any, test: Any, **options: Any) -> Dataset:
-    """The data set of a DataFrame; `options` are fields of `Columns`, None where they are not set."""
-    fields: dict[str, Any] = {"label": LABEL}
-    fields |= {field: value for field, value in options.items() if value is not None}
-    return from_tables(name, "", [ColumnTable("", frame)], Columns(**fields), test)
+    """The data set of a DataFrame; `options` are fields of `Columns` or their texts, None where they are not set."""
+    return from_tables(name, "", [ColumnTable("", frame)], Columns(**({"label": LABEL} | from_texts(options))), test)
+
+
+def from_texts(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of `Columns`, of which some are texts, as on a command line; without those that are None."""
+    return {
+        name: TEXTS[name](value) if isinstance(value, str) and name in TEXTS else value
+        for name, value in options.items()
+        if value is not None
+    }
+
+
+def _pairs(what: str, text: str) -> list[tuple[str, str]]:
+    """`NAME=WORDS,NAME=WORDS` as pairs."""
+    pairs = [part.rpartition("=") for part in text.split(",")]
+    for name, equals, words in pairs:
+        if not (name and words):
+            raise errors.refuse(what, repr(f"{name}{equals}{words}"[:60]), "NAME=..., with commas between columns")
+    names = [name for name, _, _ in pairs]
+    if len(set(names)) < len(names):
+        raise errors.refuse(what, f"{next(n for n in names if names.count(n) > 1)} twice", "of each column once")
+    return [(name, words) for name, _, words in pairs]
+
+
+def _fill(text: str) -> dict[str, Any] | float:
+    """One number for all columns, or a constant of each."""
+    try:
+        return float(text)
+    except ValueError:
+        return dict(_pairs("fill", text))
+
+
+def _constants(text: str) -> dict[str, Any] | str:
+    """`NAME=MEAN:STD,...` by column, or `records`."""
+    if text == "records":
+        return text
+    constants = {}
+    for name, words in _pairs("standardise", text):
+        mean, _, std = words.partition(":")
+        try:
+            constants[name] = float(mean), float(std)
+        except ValueError:
+            got = repr(f"{name}={words}"[:60])
+            raise errors.refuse("standardise", got, "NAME=MEAN:STD,..., records, or a public file") from None
+    return constants
+
+
+TEXTS: dict[str, Callable[[str], Any]] = {
+    "drop": lambda text: tuple(text.split(",")),
+    "missing": lambda text: tuple(text.split(",")),
+    "categories": lambda text: {name: tuple(words.split("|")) for name, words in _pairs("categories", text)},
+    "fill": _fill,
+    "standardise": _constants,
+}
 
 
 def from_tables(

@@ -14,11 +14,20 @@ from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damage_error, no_text, unpack
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.store import Dataset, UnitBound
-from fedjax_dp.tools.formats.columns import LABEL, Columns, ColumnTable, from_tables, holds_numbers, missing_in
+from fedjax_dp.tools.formats.columns import (
+    LABEL,
+    Columns,
+    ColumnTable,
+    from_tables,
+    from_texts,
+    holds_numbers,
+    missing_in,
+)
 
 PACKED = (".gz", ".bz2", ".xz", ".zip")  # a CSV file may be
 ENDINGS = {"csv": (".csv", *(f".csv{packed}" for packed in PACKED)), "parquet": (".parquet",)}
-OTHER_SEPARATORS = ";\t|"
+SEPARATORS = ",;\t|"
+DECIMAL_COMMA = r"[-+]?\d+(,\d+)?"  # of a column that has other values than numbers
 UNKNOWN = ("?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")  # as names of columns never are
 VALUE = re.compile(  # a number, or a date
     r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{1,4}([-/.])\d{1,2}\3\d{1,4}([ T][\d:.+Z-]*)?"
@@ -139,15 +148,10 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
         split=reading.split_column,
         features=None if reading.feature_columns is None else reading.feature_columns.split(","),
         task=reading.task or "classes",
-        drop=() if reading.drop is None else tuple(reading.drop.split(",")),
-        categories={name: tuple(words.split("|")) for name, words in _pairs("categories", reading.categories)},
-        fill=_fill(reading.fill),
-        missing=() if reading.missing is None else tuple(reading.missing.split(",")),
+        **from_texts({name: getattr(reading, name) for name in ("drop", "categories", "fill", "missing")}),
     )
     how = reading.standardise
-    if how is None or how == "records":
-        return columns._replace(standardise=how)
-    if how.endswith((".csv", ".parquet")):
+    if how is not None and how.endswith((".csv", ".parquet")):
         path = pathlib.Path(how)
         if path.exists() and any(other.exists() and path.samefile(other) for other in paths):
             remedy = "records computes constants of the training records, and says so"
@@ -156,37 +160,7 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
         if set(frame.columns) == set(STATED):
             frame = {row.column: (row.mean, row.std) for row in frame.itertuples()}
         return columns._replace(standardise=frame, source=path.name)
-    constants = {}
-    for name, words in _pairs("standardise", how):
-        mean, _, std = words.partition(":")
-        try:
-            constants[name] = float(mean), float(std)
-        except ValueError:
-            got = repr(f"{name}={words}"[:60])
-            raise errors.refuse("standardise", got, "NAME=MEAN:STD,..., records, or a public file") from None
-    return columns._replace(standardise=constants)
-
-
-def _pairs(what: str, text: str | None) -> list[tuple[str, str]]:
-    """`NAME=WORDS,NAME=WORDS` as pairs."""
-    pairs = [] if text is None else [part.rpartition("=") for part in text.split(",")]
-    for name, equals, words in pairs:
-        if not (name and words):
-            raise errors.refuse(what, repr(f"{name}{equals}{words}"[:60]), "NAME=..., with commas between columns")
-    names = [name for name, _, _ in pairs]
-    if len(set(names)) < len(names):
-        raise errors.refuse(what, f"{next(n for n in names if names.count(n) > 1)} twice", "of each column once")
-    return [(name, words) for name, _, words in pairs]
-
-
-def _fill(text: str | None) -> dict[str, Any] | float | None:
-    """One number for all columns, or a constant of each."""
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        return dict(_pairs("fill", text))
+    return columns._replace(**from_texts({"standardise": how}))
 
 
 def _names_of(paths: list[pathlib.Path]) -> list[str]:
@@ -247,8 +221,18 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
         return path if packed is None else io.BytesIO(packed.getvalue())
 
     how: dict[str, Any] = {"compression": None, "encoding": "utf-8", "skipinitialspace": True}
+
+    def first_line(separator: str) -> Any:
+        lines = pd.read_csv(source(), header=None, nrows=1, dtype=str, keep_default_na=False, sep=separator, **how)
+        return lines.iloc[0]
+
+    separator = ","
     try:
-        header = pd.read_csv(source(), header=None, nrows=1, dtype=str, keep_default_na=False, **how).iloc[0]
+        header = first_line(separator)
+        if len(header) == 1:  # other marks separate fields only where no comma does: names may have them
+            separator = max(SEPARATORS, key=lambda mark: len(first_line(mark)))
+            header = first_line(separator)
+        how["sep"] = separator
         named = not no_header or set(header) == set(STATED)
         places: dict[str, int] = {} if named else {f"c{place}": place for place in range(len(header))}
         how |= {"index_col": False} | ({} if named else {"header": None})  # no field is the name of a row
@@ -271,11 +255,13 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
     except Exception as error:  # pandas has many, without a common base
         reason = " ".join(str(error).split())[:120]
         raise damage_error(path, "something else", "a readable csv file", reason) from None
-    if len(header) == 1 and (others := [mark for mark in OTHER_SEPARATORS if mark in header.iloc[0]]):
-        remedy = (
-            f"pandas.read_csv({path.name!r}, sep={others[0]!r}).to_csv writes one, decimal=',' reads commas in numbers"
-        )
-        raise damage_error(path, f"fields with {others[0]!r} between", "a csv file with commas between fields", remedy)
+    for column in frame.columns.difference([*kept, *words, *columns.drop]) if separator != "," else ():
+        values = frame[column].dropna()
+        if len(values) and not holds_numbers(values) and values.astype(str).str.fullmatch(DECIMAL_COMMA).all():
+            read = f"pandas.read_csv({path.name!r}, sep={separator!r}, decimal=',')"
+            remedy = f"{read}.to_csv({'points_' + _stem_of(path) + '.csv'!r}, index=False) writes one"
+            where = f"{path}: column {str(column)[:40]}"
+            raise damage_error(where, f"commas in numbers such as {values.iloc[0]}", "decimal points", remedy)
     if no_header is not False:
         _check_first_line(path, [*map(str.strip, header)], frame, columns, named)
     again = header[header.duplicated() & (header != "")]

@@ -359,13 +359,73 @@ def test_dialects_of_csv_are_read_or_refused_with_their_remedy(hospitals):
     for content, words in (
         (plain.encode("latin-1"), "iconv -f latin1 -t utf-8 a.csv"),
         (plain.encode("utf-16"), "iconv -f utf-16 -t utf-8 a.csv"),
-        (plain.replace(",", ";").encode(), "got fields with ';' between; pandas.read_csv('a.csv', sep=';')"),
-        (plain.replace(",", "\t").encode(), "got fields with '\\t' between"),
+        (
+            plain.replace(",", ";").replace(".", ",").encode(),
+            "pandas.read_csv('a.csv', sep=';', decimal=',').to_csv('points_a.csv', index=False)",
+        ),
         ((plain + plain).encode(), "the header again in row 25; drop that row, or name the files"),
         (plain.replace("dose", "âge").encode(), "columns must be of different names, got âge twice"),
     ):
         pathlib.Path("a.csv").write_bytes(content)
         assert words in refusal(load, "csv:a.csv", **WORDS)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ({"fill": "dose=0.5,stage=A"}, {"fill": {"dose": 0.5, "stage": "A"}}),
+        ({"fill": "0", "drop": "stage", "categories": None}, {"fill": 0, "drop": ["stage"], "categories": None}),
+        ({"categories": "stage=A|B|C"}, {"categories": {"stage": ["A", "B", "C"]}}),
+        ({"missing": "-9,B"}, {"missing": [-9, "B"], "categories": {"stage": ("A", "C")}}),
+        ({"standardise": "age=50:20,dose=0:1"}, {"standardise": {"age": (50, 20), "dose": (0, 1)}}),
+    ],
+)
+def test_files_and_tables_take_texts_and_values_of_options(text, value):
+    frame = hospital()
+    frame.loc[3, "dose"] = None
+    frame.to_csv("a.csv", index=False)
+    common = {"categories": {"stage": ["A", "B", "C"]}, "fill": {"dose": 1, "stage": "C"}}
+    if "missing" in text:
+        text = text | {"categories": "stage=A|C"}
+    read = [load("csv:a.csv", label_column="sick", **common | options) for options in (text, value)]
+    read += [fdp.dataset(pd.read_csv("a.csv"), label="sick", **common | options) for options in (text, value)]
+    for other in read[1:]:
+        assert all(np.array_equal(one, same) for one, same in zip(read[0][1:5], other[1:5]))
+
+
+def test_words_that_a_text_would_cut_are_refused():
+    frame = hospital(stage=["1,5", "2"] * 12)
+    frame.to_csv("a.csv", index=False)
+    words = {"label_column": "sick", "categories": {"stage": ["1,5", "2"]}}
+    assert "categories must be without , = |, got '1,5'; read the file with pandas" in refusal(
+        load, "csv:a.csv", **words
+    )
+    assert "drop must be at least one entry, got []; leave the option out" in refusal(load, "csv:a.csv", drop=[])
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_fields_apart_by_another_mark_are_those_apart_by_commas(separator):
+    frame = hospital(ward=["1;a|b", "2\tb", "3, c"] * 8)
+    options = {"label_column": "sick", "client_column": "ward", "categories": "stage=A|B|C"}
+    frame.to_csv("commas.csv", index=False)
+    frame.to_csv("marks.csv", index=False, sep=separator)
+    commas, marks = load("csv:commas.csv", **options), load("csv:marks.csv", **options)
+    assert all(np.array_equal(one, other) for one, other in zip(commas[1:5], marks[1:5]))
+    assert np.array_equal(commas.client_ids, marks.client_ids)
+
+
+def test_commas_in_ids_categories_and_columns_without_use_are_no_decimals():
+    frame = hospital(ward=["1,5", "2"] * 12, stage=["3,5", "4"] * 12, note=["1,0"] * 24)
+    frame.to_csv("a.csv", index=False, sep=";")
+    options = {"label_column": "sick", "client_column": "ward", "categories": "stage=4", "drop": "note"}
+    assert "3,5" in refusal(load, "csv:a.csv", **options)
+    found = load("csv:a.csv", **options | {"drop": "note,stage", "categories": None})
+    assert {*found.client_ids} == {"1,5", "2"}
+
+
+def test_commas_separate_fields_whose_names_have_other_marks():
+    hospital().rename(columns={"age": "a;b|c", "dose": "d;e"}).to_csv("a.csv", index=False)
+    assert load("csv:a.csv", **WORDS).x_train.shape[1:] == (2,)
 
 
 def test_labels_with_fractions_are_refused():
