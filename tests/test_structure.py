@@ -7,17 +7,17 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 MOST = {
-    "functions of a plain guarantee": 187,
+    "functions of a plain guarantee": 180,
     "files of a plain guarantee": 47,
-    "functions of a plain run": 281,
+    "functions of a plain run": 279,
     "files of a plain run": 63,
     "keywords of fedavg": 20,
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 43_300,
-    "lines of tools": 18_600,
-    "lines of tests": 46_960,
+    "lines of the core": 43_640,
+    "lines of tools": 18_910,
+    "lines of tests": 47_500,
 }
 
 
