@@ -174,9 +174,7 @@ def test_a_law_of_ones_own_brings_its_options_to_the_command_line_files_and_swee
     assert any(path.endswith("test_choices.py") for path in points[0].config.code)
     with pytest.raises(SystemExit):
         cli.main(["run", "--algorithm", "fedavg", "--cohort", TURNS, "--help"])
-    assert "--turn-rounds INT rounds of a turn [default: 1]" in " ".join(
-        capsys.readouterr().out.replace("│", " ").split()
-    )
+    assert "--turn-rounds INT rounds of a turn [1]" in " ".join(capsys.readouterr().out.replace("│", " ").split())
     for wrong, line in (
         (["--turn-rounds", "2"], "'--turn-rounds'"),
         (["--cohort", TURNS, "--turn-round", "2"], "did you mean --turn-rounds?"),

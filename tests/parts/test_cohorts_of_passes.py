@@ -157,7 +157,7 @@ def chances_of_the_chain(rate, separation, rounds, weights):
 class FreeAtTheStart(SeparatedCohort):
     """Wrong: nobody rests in round 0."""
 
-    def first(self, words, gap):
+    def _first_round(self, words, gap):
         return gap - self.separation
 
 

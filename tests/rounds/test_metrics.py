@@ -386,6 +386,7 @@ def test_a_run_tells_probes_target_and_bytes_and_resumes_with_them(capsys):
         "accuracy=0.3",
         "--out",
         "r",
+        "--verbose",
     ]
     assert cli.main(words) == 0
     out = capsys.readouterr().out
@@ -399,7 +400,7 @@ def test_a_run_tells_probes_target_and_bytes_and_resumes_with_them(capsys):
     assert told["bytes_to_target"] == reached * (traffic["round_down"] + traffic["round_up"])
     assert traffic["total"] == 4 * 5 * (traffic["down"] + traffic["up"])
     assert f"target    accuracy 0.3 first seen after round {reached}, {told['bytes_to_target']:,.0f} bytes" in out
-    assert "objective" in out.split("probes ")[1]
+    assert "objective" in out.split("internals ")[1]
     old = [
         {name: point[name] for name in ("round", "test_accuracy", "test_loss", "train_loss", "clipped")}
         for point in told["history"]

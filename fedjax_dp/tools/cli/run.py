@@ -148,6 +148,7 @@ def _print_result(
         ("privacy", within(guarantee["epsilon"], result["config"].get("epsilon")) + guarantee["statement"]),
         *_meaning(guarantee, options.plain),
         *(("", INDENT + other["statement"]) for other in guarantee["elsewhere"]),
+        *(("trusts", text) for text in guarantee["assumptions"] if " is trusted: " in text),
         *(("warning", text + caption * text.startswith("delta ")) for text in guarantee["warnings"]),
         ("folder", str(where)),
         *(("tracked", tracker.place) for tracker in trackers if tracker.place),

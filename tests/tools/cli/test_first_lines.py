@@ -14,7 +14,7 @@ def first_lines(capsys, *words):
 @pytest.mark.slow
 def test_defaults_of_a_paper_and_clients_that_no_sampling_hides_are_named(capsys):
     said = first_lines(capsys, "--algorithm", "dpnfl", "--batch-size", "150", "--out", "a")
-    assert "dpnfl brings --schedule inverse_sqrt, --l2 0.001" in said
+    assert "dpnfl uses --schedule inverse_sqrt, --l2 0.001 by default" in said
     assert "10 of 10 clients with at most 150 records use all of them in every step" in said
     for remedy in ("--batches epochs", "--batch-size", "--epsilon", "--min-records 151"):
         assert remedy in said

@@ -50,11 +50,10 @@ def test_every_name_of_a_paper_is_cited():
 
 
 @pytest.mark.slow
-def test_catalogue_and_readme_cite_every_paper(capsys):
+def test_the_catalogue_cites_every_paper(capsys):
     assert f"## Citations\n\n{markdown()}" in printed(capsys, "catalogue")
     cited = json.loads(printed(capsys, "catalogue", "--json"))["citations"]
     assert {paper["name"]: paper["citation"] for paper in cited} == {name: str(p) for name, p in CITATIONS.items()}
-    assert markdown() in (ROOT / "README.md").read_text().split("\n## Citations\n")[1]
 
 
 def test_a_run_of_before_the_names_is_refused_with_the_choices(capsys, tmp_path):

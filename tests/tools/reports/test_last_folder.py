@@ -52,7 +52,7 @@ def test_a_report_replaces_itself_and_nothing_else(own_runs, capsys):
         assert capsys.readouterr().out == "runs/mine.html\n"
     (own_runs / "runs" / "mine.html").write_text("<!doctype html> of somebody else")
     assert cli.main(["report"]) == 2
-    assert "a report that was written before" in capsys.readouterr().err
+    assert "an earlier report" in capsys.readouterr().err
     assert "somebody else" in (own_runs / "runs" / "mine.html").read_text()
 
 

@@ -151,7 +151,7 @@ def test_an_unfinished_run_says_how_far_it_is(run_folder, tmp_path):
     report = kinds.read_report(folder)
     made = page(report)
     assert "The run is at round 4 of 6" in made
-    assert "is of all 6 rounds, done or not" in made
+    assert "covers all 6 rounds, done or not" in made
     assert "Time and traffic are known once the run is finished" in made
     assert "Epsilon by round is not known: not looked for" in made
     (folder / "metrics.json").unlink()
@@ -279,7 +279,7 @@ def test_large_sweeps_and_long_runs_stay_below_five_megabytes(tmp_path, run_fold
     rounds = [one["round"] for one in report.data["history"]]
     assert (len(rounds), rounds[0], rounds[-1]) == (500, 1, 20_000)
     made = page(report)
-    assert "Of 20,000 evaluations 500 are drawn" in made
+    assert "The figures show 500 of 20,000 evaluations" in made
     assert len(made) < 5e6
 
 

@@ -41,14 +41,16 @@ def test_it_says_whom_what_how_much_and_who_is_trusted():
     assert f"No result becomes more than {math.ceil(math.e * 100) / 100:g} times as likely" in made
     assert "that is 1 in 1,000" in made
     assert "replace-one" in made
-    assert "Nobody but each client for its own data" in made
+    assert "Each client, for its own data only" in made
     assert FLOAT_NOISE[1:] not in made  # said in words, once
-    assert "simulated" in made
+    assert "simulation" in made
 
 
 @pytest.mark.parametrize("view", [view for view in View if view not in (View.UPLOADS, View.SECURE_SUM)])
 def test_where_the_server_is_not_the_adversary_it_is_trusted(view):
-    assert "The server: what it receives from single clients" in _text(_of(view=view, unit=Unit.CLIENT))
+    assert "The server: these numbers do not cover the messages" in _text(
+        _of(view=view, unit=Unit.CLIENT)
+    )
 
 
 def test_whatever_the_neighbours_are_they_are_put_into_words():
@@ -97,7 +99,7 @@ def test_the_command_writes_both_and_replaces_them(run_folder, tmp_path, capsys)
 def test_what_it_did_not_write_stays(run_folder, tmp_path):
     own = tmp_path / "own.md"
     own.write_text("mine")
-    with pytest.raises(errors.ConfigurationError, match="a report that was written before"):
+    with pytest.raises(errors.ConfigurationError, match="an earlier report"):
         report_statement(run_folder, tmp_path / "own.html")
     assert own.read_text() == "mine"
     assert not (tmp_path / "own.html").exists()
@@ -114,6 +116,6 @@ def test_every_client_has_its_epsilon_where_they_differ():
 def test_constants_that_a_run_takes_for_public_are_listed_and_those_of_its_records_are_not():
     config = CONFIG | {"fill": "dose=0", "normalise": "0.1,0.3", "standardise": "records"}
     written = markdown(statement(_of(), config, "mine, seal 1"))
-    for line in ("stand for missing ones, dose=0, are public", "normalise features, 0.1,0.3, are public"):
+    for line in ("replace missing ones are public: dose=0", "normalise features are public: 0.1,0.3"):
         assert line in written
     assert "standardise" not in written
