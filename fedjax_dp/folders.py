@@ -427,7 +427,7 @@ def read_text(what: str, path: str | os.PathLike[str], kind: str, remedy: str) -
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise errors.refuse(what, f"{file}, which is no text in UTF-8", f"a {kind}", remedy) from None
+        raise errors.refuse(what, f"{file}, which is not UTF-8 text", f"a {kind}", remedy) from None
 
 
 def require_file(what: str, path: str | os.PathLike[str], kind: str, remedy: str) -> pathlib.Path:

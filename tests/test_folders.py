@@ -423,6 +423,6 @@ def test_files_of_another_kind_are_refused_as_what_they_are(content, tmp_path):
     }
     for what, read in reads.items():
         line = helpers.refusal(read)
-        assert f"{path}, which is {'a folder' if content is None else 'no text in UTF-8'}" in line
+        assert f"{path}, which is {'a folder' if content is None else 'not UTF-8 text'}" in line
         assert line.startswith(f"{what} must be a ")
         assert line.partition("; ")[2].startswith(("write", "give"))

@@ -35,7 +35,7 @@ def _read_csv(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
             what, str(file), "an existing CSV file", f"looked for in {file.absolute().parent}"
         ) from None
     except UnicodeDecodeError:
-        raise errors.refuse(what, f"{file}, which is no text in UTF-8", "a CSV file", remedy) from None
+        raise errors.refuse(what, f"{file}, which is not UTF-8 text", "a CSV file", remedy) from None
     except (OSError, ValueError, csv.Error) as error:
         raise errors.refuse(what, str(file), "a CSV file that can be read", " ".join(str(error).split())) from None
     if header != COLUMNS:

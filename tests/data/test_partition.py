@@ -279,7 +279,7 @@ def test_parts_of_a_file_are_read_from_arrays_and_from_text(tmp_path):
         ("absent.txt", None, "existing file"),
         ("a.txt", b"1\n2\n", "one id for each of the 3 records"),
         ("a.txt", b"1\n\n2\n", "nothing in line 2"),
-        ("a.txt", b"\xff\n1\n2\n", "text file"),
+        ("a.txt", b"\xff\n1\n2\n", "not UTF-8 text"),
         ("a.txt", b"", "shape"),
         ("a.npy", b"no array", "npy array"),
         ("a.npy", np.arange(3.0), "integers or text"),

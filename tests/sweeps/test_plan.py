@@ -388,7 +388,7 @@ def test_files_that_are_not_there_or_not_text_are_refused():
     told = refusal(plan.read_sweep, "absent.toml")
     assert told.startswith("sweep file must be an existing TOML file, got absent.toml; it is looked for in /")
     pathlib.Path("bytes.toml").write_bytes(b"\xff\xfe")
-    assert "must be a TOML file, got bytes.toml, which is no text in UTF-8" in refusal(plan.read_sweep, "bytes.toml")
+    assert "must be a TOML file, got bytes.toml, which is not UTF-8 text" in refusal(plan.read_sweep, "bytes.toml")
 
 
 def test_a_sweep_from_python_is_checked_when_it_is_made():
