@@ -48,9 +48,7 @@ def test_it_says_whom_what_how_much_and_who_is_trusted():
 
 @pytest.mark.parametrize("view", [view for view in View if view not in (View.UPLOADS, View.SECURE_SUM)])
 def test_where_the_server_is_not_the_adversary_it_is_trusted(view):
-    assert "The server: these numbers do not cover the messages" in _text(
-        _of(view=view, unit=Unit.CLIENT)
-    )
+    assert "The server: these numbers do not cover the messages" in _text(_of(view=view, unit=Unit.CLIENT))
 
 
 def test_whatever_the_neighbours_are_they_are_put_into_words():
