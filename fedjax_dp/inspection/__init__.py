@@ -120,9 +120,13 @@ def _name_of(thing: Any) -> str:
 
 def _words_of_part(slot: str, part: Any) -> str:
     """What is trusted of a part; an estimator without a sensitivity claims no reach."""
-    if slot == "estimator" and part.sensitivity(np.ones(2), np.ones(2), 1) is None:
-        return WORDS["correction"]
-    return WORDS[slot]
+    if slot != "estimator":
+        return WORDS[slot]
+    try:
+        bounded = part.sensitivity(np.ones(2), np.ones(2), 1) is not None
+    except Exception:  # the examination refuses it, where sensitivity counts
+        bounded = True
+    return WORDS[slot] if bounded else WORDS["correction"]
 
 
 def words_of(algorithm: Algorithm) -> list[str]:

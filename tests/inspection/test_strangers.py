@@ -57,6 +57,14 @@ def test_an_estimator_without_a_sensitivity_is_not_said_to_have_a_reach():
         assert any("(estimator)" in line for line in words)
 
 
+def test_a_sensitivity_that_fails_is_left_to_the_examination():
+    def fails(self, shares, rates, members):
+        raise ZeroDivisionError
+
+    words = inspection.words_of(replace(RECORD, aggregate=own.lying(own.Average(), sensitivity=fails)))
+    assert any("its reach" in line for line in words)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("private", [{}, {"noise": "shared", "secure": True, "fractional_bits": 6}])
 def test_a_ring_of_masks_that_colluders_cut_is_not_taken_for_a_sum(private):

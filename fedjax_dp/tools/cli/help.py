@@ -121,14 +121,14 @@ def _print_columns(rows: Iterable[tuple[str, str]]) -> None:
     """Two columns, the second of which wraps; one below the other where the first leaves it no room."""
     rows, screen = list(rows), console()
     width = max(len(left) for left, _ in rows)
-    beside = width <= 0.6 * screen.width
+    side_by_side = width <= 0.6 * screen.width
     for left, text in rows:
-        indent = width + 2 if beside else 6
+        indent = width + 2 if side_by_side else 6
         lines = textwrap.wrap(text, max(screen.width - indent, 20), break_on_hyphens=False) or [""]
-        if not beside:  # as a shell takes it
+        if not side_by_side:  # as a shell takes it
             screen.print(" \\\n      ".join(textwrap.wrap(left.strip(), screen.width - 10, initial_indent="  ")))
         for at, line in enumerate(lines):
-            screen.print(f"{left if at == 0 and beside else '':<{indent}}{line}")
+            screen.print(f"{left if at == 0 and side_by_side else '':<{indent}}{line}")
 
 
 def console() -> Console:
