@@ -10,7 +10,7 @@ import dataclasses
 import math
 import os
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -69,6 +69,8 @@ class RunSpec:
     output: OutputConfig
     explicit: frozenset[str] = dataclasses.field(default=frozenset(), compare=False)  # names that the user set
     made_of: str = CONFIGURED
+    # Of values: their algorithm and model in words, which are made when something writes the configuration.
+    describe: Callable[[], Overrides] = dataclasses.field(default=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, overrides: Overrides) -> "RunSpec":
@@ -105,8 +107,8 @@ class RunSpec:
         )
 
     @classmethod
-    def of_values(cls, overrides: Overrides, *, algorithm: str, dataset: str, model: str | None) -> "RunSpec":
-        """The same where algorithm, data and model are values, which are described in words; nothing is brought."""
+    def of_values(cls, overrides: Overrides, *, dataset: str) -> "RunSpec":
+        """The same where algorithm, data and model are values, which `describe` puts into words."""
         explicit = {name: value for name, value in overrides.items() if value is not None}
         privacy = options_of_terms()  # whose epsilon may be one for each client
         fixed = {name: option for options in fixed_options().values() for name, option in options.items()}
@@ -121,10 +123,10 @@ class RunSpec:
             explicit["epsilon"] = budgets_as_text("epsilon", explicit["epsilon"])
         values = _check_values(taken, explicit)
         return cls(
-            algorithm=algorithm,
+            algorithm="",
             options={},
             data=PopulationConfig(dataset=dataset, seed=values.get("seed", 0)),
-            training=TrainingConfig(rounds=values["rounds"], model=model),
+            training=TrainingConfig(rounds=values["rounds"]),
             privacy=PrivacyTerms(**_fields_of(values, PrivacyTerms)),
             execution=ExecutionConfig(**_fields_of(values, ExecutionConfig)),
             output=OutputConfig(**_fields_of(values, OutputConfig)),
@@ -167,6 +169,7 @@ class RunSpec:
             result |= vars(getattr(self, group))
         if self.made_of == VALUES:
             kept = ("algorithm", "dataset", "model", *BESIDE_VALUES, *vars(self.privacy))
+            result |= self.describe()
             result = {name: plain(result[name]) for name in kept}
         return {name: value for name, value in (result | dict(self.options)).items() if value is not None}
 

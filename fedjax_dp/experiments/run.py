@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import os
 import pathlib
 import textwrap
@@ -149,12 +150,7 @@ def _prepare(
     kept: bool,
 ) -> Experiment:
     """A run of values; `kept`: in a folder, for which values get checksums."""
-    spec = RunSpec.of_values(
-        overrides,
-        algorithm=_short_words(algorithm),
-        dataset=data.name or "data",
-        model=_architecture(model, data),
-    )
+    spec = RunSpec.of_values(overrides, dataset=data.name or "data")
     rounds, seed, terms = spec.training.rounds, spec.data.seed, spec.privacy
     ready = prepare_experiment(
         spec,
@@ -163,12 +159,13 @@ def _prepare(
         on_host=spec.execution.records == "host",
         checksums=_checksums(algorithm, data, model) if kept else {},
     )
-    described = dataclasses.replace(ready.spec, algorithm=_short_words(ready.planned.algorithm))
-    return dataclasses.replace(ready, spec=described)
+    describe = functools.partial(_describe, ready.planned.algorithm, model, data)
+    return dataclasses.replace(ready, spec=dataclasses.replace(ready.spec, describe=describe))
 
 
-def _short_words(algorithm: Algorithm) -> str:
-    return textwrap.shorten(words(algorithm), 200, placeholder="...")
+def _describe(algorithm: Algorithm, model: Model, data: FederatedData) -> dict[str, str | None]:
+    shortened = textwrap.shorten(words(algorithm), 200, placeholder="...")
+    return {"algorithm": shortened, "model": _architecture(model, data)}
 
 
 def _checksums(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str, str]:

@@ -26,7 +26,7 @@ PRODUCTS = 2**22  # pairs of them and of a constant's rows
 LABELS = 32  # targets in a row that are no chance
 
 
-def words_of(model: Model) -> list[str]:
+def words_of(model: Model | None) -> list[str]:
     """The line of the Guarantee that trusts a model, if it or a part of it is not from the project or Flax."""
     things = [thing for _, thing in facts.things_of("model", model)]
     if all(facts.of_known_origin(thing, "flax") for thing in things):

@@ -1,12 +1,16 @@
-"""The assumptions behind the epsilon of a run's rounds, in sentences; `qualifiers` add those of other features."""
+"""The words of a Guarantee: the assumptions behind its epsilon and its warnings, in sentences."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from fedjax_dp import accounting
+from fedjax_dp import accounting, inspection
 from fedjax_dp.accounting import Unit, View
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings
+from fedjax_dp.accounting.plain_words import epsilon_warnings
+from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection import constants
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
@@ -14,7 +18,28 @@ from fedjax_dp.privacy.release_table import participation_mode, remembers
 
 
 def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
-    """The assumptions of a run whose rounds release these steps."""
+    """The assumptions of a run whose rounds release these steps: its rounds', other features', and what is trusted."""
+    trusted = [*inspection.words_of(run.algorithm), *constants.words_of(run.chosen_model)]
+    if trusted and run.private_tests is None:
+        trusted.append("the test set is public")
+    of_features = [line for one in run.qualifiers for line in one.assumptions]
+    return [*_of_rounds(run, steps), *of_features, *trusted, FLOAT_NOISE]
+
+
+def warnings(run: PlannedRun, epsilon: float, delta: float) -> list[str]:
+    """What makes less of the largest epsilon of all clients than it seems to promise."""
+    data, unit = run.data, run.unit
+    members = [run.population.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
+    return [
+        *epsilon_warnings(epsilon),
+        *delta_warnings(delta, members, unit),
+        *(line for one in run.qualifiers for line in one.warnings),
+        *(_unit_warnings(data) if unit is Unit.RECORD else ()),
+        *_feature_warnings(data),
+    ]
+
+
+def _of_rounds(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
     algorithm, colluders = run.algorithm, run.terms.colluders
     participation = participation_mode(run)
     cohorts = {
@@ -124,3 +149,21 @@ def _sampling_words(steps: Sequence[Any]) -> str:
         return "all records in every step"
     words = f"records by {sampled[0]}" + (f" and {len(sampled) - 1} more sizes" if len(sampled) > 1 else "")
     return words + ", all records of clients with no more than a batch" * (len(sampled) < len(kinds))
+
+
+def _unit_warnings(data: FederatedData) -> list[str]:
+    """That a record is less than what somebody may want hidden."""
+    several = [bound for bound in data.bounds if bound.unit is not Unit.TOKEN]
+    lines = [f"epsilon is of one record: {data.overlap}"] if data.overlap else []
+    return lines + [
+        f"epsilon is of one record, of which one {one.unit.value} may have {one.records}" for one in several
+    ]
+
+
+def _feature_warnings(data: FederatedData) -> list[str]:
+    lines = [f"epsilon does not cover what the features were made with: {line}" for line in data.learnt]
+    if data.test_clients is not None:
+        lines.append(
+            "epsilon does not cover what is measured on records that clients hold out, without noise, nor choices by it"
+        )
+    return lines

@@ -11,19 +11,14 @@ from fedjax_dp import accounting, errors, hooks, inspection
 from fedjax_dp.accounting import Event, Guarantee, Unit
 from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.events import distinct, each
-from fedjax_dp.accounting.guarantee import (
-    FLOAT_NOISE,
-    NoiseMultipliers,
-    delta_warnings,
-    no_privacy,
-)
-from fedjax_dp.accounting.plain_words import AttackBounds, epsilon_warnings
+from fedjax_dp.accounting.guarantee import NoiseMultipliers, no_privacy
+from fedjax_dp.accounting.plain_words import AttackBounds
 from fedjax_dp.accounting.trade_offs import attack_bounds
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
-from fedjax_dp.privacy.assumptions import assumptions
+from fedjax_dp.privacy.assumptions import assumptions, warnings
 from fedjax_dp.privacy.client_events import own_events, training_events, with_qualifiers
 from fedjax_dp.privacy.halting import require_halting, within_budget
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
@@ -135,12 +130,13 @@ def verification_error(run: PlannedRun) -> str | None:
 def verify_custom_parts(run: PlannedRun) -> None:
     """Refuse parts without a required fact, and user-defined parts with a wrong one."""
     facts.require_facts(run.algorithm)
-    if constants.words_of(run.model) or getattr(run.model, "frozen", None) is not None:
-        constants.require_no_records(run.model, run.data)
+    model = run.chosen_model
+    if model is not None and (constants.words_of(model) or getattr(model, "frozen", None) is not None):
+        constants.require_no_records(model, run.data)
     if not inspection.words_of(run.algorithm):
         return
     for slot, part in facts.parts_of(run.algorithm):
-        if not run.model_given and slot in SEE_THE_MODEL and not facts.of_the_project(part):
+        if model is None and slot in SEE_THE_MODEL and not facts.of_the_project(part):
             raise errors.refuse(
                 "model",
                 "none",
@@ -249,7 +245,6 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
         for one in run.qualifiers:
             if (reason := one.infinite_reason(account)) is not None:
                 return no_privacy(num_clients, reason, run.view)
-    members = [run.population.num_clients] if unit is Unit.CLIENT else np.asarray(data.sizes).tolist()
     caveats = [BY_NAME_ALONE.get(participation_mode(run)), *(one.caveat for one in run.qualifiers)]
     further = [one.fields(account) for one in run.qualifiers]
     return Guarantee(
@@ -259,22 +254,11 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
         adjacency=steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE,
         view=run.view,
         accountant=about_at(terms.accountant, delta),
-        assumptions=(
-            *assumptions(run, steps),
-            *(line for one in run.qualifiers for line in one.assumptions),
-            *_trust_assumptions(run),
-            FLOAT_NOISE,
-        ),
+        assumptions=hooks.Deferred(assumptions, run, steps),
         claims=hooks.Deferred(hooks.claims_about, run, delta, epsilons, events)
         if all(one.keeps_claims for one in run.qualifiers)
         else (),
-        warnings=(
-            *epsilon_warnings(max(epsilons)),
-            *delta_warnings(delta, members, unit),
-            *(line for one in run.qualifiers for line in one.warnings),
-            *_unit_warnings(data, unit),
-            *_feature_warnings(data),
-        ),
+        warnings=hooks.Deferred(warnings, run, max(epsilons), delta),
         caveat="; ".join(filter(None, caveats)) or None,
         attacks=()
         if math.isinf(max(epsilons))
@@ -289,32 +273,6 @@ def _client_names(data: FederatedData, unit: Unit) -> tuple[str, ...]:
     """What clients are called, unless whether they take part is what is hidden."""
     few = data.names is not None and data.num_clients <= MOST_NAMES
     return data.names.listed if data.names is not None and few and unit is Unit.RECORD else ()
-
-
-def _trust_assumptions(run: PlannedRun) -> list[str]:
-    """What rests on somebody's word."""
-    words = [*inspection.words_of(run.algorithm), *constants.words_of(run.model)]
-    return [*words, "the test set is public"] if words and run.private_tests is None else words
-
-
-def _unit_warnings(data: FederatedData, unit: Unit) -> list[str]:
-    """That a record is less than what somebody may want hidden."""
-    if unit is not Unit.RECORD:
-        return []
-    several = [bound for bound in data.bounds if bound.unit is not Unit.TOKEN]
-    lines = [f"epsilon is of one record: {data.overlap}"] if data.overlap else []
-    return lines + [
-        f"epsilon is of one record, of which one {one.unit.value} may have {one.records}" for one in several
-    ]
-
-
-def _feature_warnings(data: FederatedData) -> list[str]:
-    lines = [f"epsilon does not cover what the features were made with: {line}" for line in data.learnt]
-    if data.test_clients is not None:
-        lines.append(
-            "epsilon does not cover what is measured on records that clients hold out, without noise, nor choices by it"
-        )
-    return lines
 
 
 def over_budget(promise: Guarantee, terms: PrivacyTerms) -> Guarantee:

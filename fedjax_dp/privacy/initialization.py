@@ -194,8 +194,6 @@ def initialization_of(origins: Sequence[Origin], data: FederatedData, unit: Unit
 
     unit  unit of the Guarantee: for clients the participants are not public, so no client is known by its name.
     """
-    if not origins:
-        return RANDOM
     parts = [_of_one(origin, data, unit) for origin in origins]
     reasons = [part.reason for part in parts if part.reason]
     prior_runs = list[PriorRun]()

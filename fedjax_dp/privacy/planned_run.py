@@ -46,10 +46,14 @@ class PlannedRun:
     data: FederatedData
     rounds: int
     terms: PrivacyTerms
-    model: Model  # its size matters to noise of integers
+    chosen_model: Model | None  # None: the one that will be trained is unknown
     seed: int = 0
-    model_given: bool = True  # else it need not be the one that is trained
     _cache: dict[Any, Any] = dataclasses.field(default_factory=dict, compare=False, repr=False)
+
+    @functools.cached_property
+    def model(self) -> Model:
+        """The model; the usual one if none was chosen."""
+        return usual_model(self.data) if self.chosen_model is None else self.chosen_model
 
     def _compute_once(self, name: Any, make: Callable[[], T]) -> T:
         """What no noise changes, worked out once for this run and all that are made of it by other noise or terms."""
@@ -129,7 +133,9 @@ class PlannedRun:
     @property
     def initialization(self) -> Initialization:
         """The qualifier of the initial parameters; computed once, as it may read all records."""
-        origins = getattr(self.model, "origins", ())
+        origins = getattr(self.chosen_model, "origins", ())
+        if not origins:
+            return RANDOM
         return self._compute_once(INITIALIZATION, lambda: initialization_of(origins, self.data, self.unit))
 
     @property
@@ -234,7 +240,7 @@ def plan_run(
     seed: int = 0,
     model: Model | None = None,
 ) -> PlannedRun:
-    """The run, by default of logistic regression, after all checks that need no accounting.
+    """The run, after all checks that need no accounting.
 
     Raises: ConfigurationError for parts that do not fit, and for invalid terms.
     """
@@ -248,9 +254,8 @@ def plan_run(
         data=data,
         rounds=rounds,
         terms=terms,
-        model=usual_model(data) if model is None else model,
+        chosen_model=model,
         seed=seed,
-        model_given=model is not None,
     )
     _check_unit(planned)
     _check_log(planned)

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +37,7 @@ from fedjax_dp.rounds.prefetch import Prefetcher
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state, place
 from fedjax_dp.rounds.update_noise import check_known
-from fedjax_dp.tasks import task_named
+from fedjax_dp.tasks import Task, task_named
 
 MOST_ON_DEVICES = 2**31 - 1  # records: devices index them by int32
 MOST_STEPS = 10**8  # of a client in a run: rates and cohorts of every round are checked before the first
@@ -106,41 +106,54 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     check_fit(algorithm, np.asarray(data.shares))
     check_known(algorithm, np.asarray(data.shares))
     if model is not None:
-        gradients.require_model(model)
-        if isinstance(model, NetworkModel):
-            model.check(data.record_shape, data.tokens)
-            _check_scores(model, data)
+        if not isinstance(model, Hashable):  # nothing that follows the Protocol
+            gradients.require_model(model)
         leaves, structure = jax.tree.flatten(data.blank_targets(1))
-        _check_loss(model, data.record_shape, data.tokens, structure, tuple(leaves))
+        target = tuple(data.y.shape[1:]) if hasattr(data.y, "shape") else ()
+        task, records = task_named(data), (data.record_shape, data.tokens)
+        _check_model(model, *records, task, target, data.classes, structure, tuple(leaves))
 
 
-def _check_scores(model: NetworkModel, data: FederatedData) -> None:
+@functools.lru_cache(maxsize=64)
+def _check_model(
+    model: Model,
+    record_shape: tuple[int, ...],
+    tokens: bool,
+    task: Task,
+    target_shape: tuple[int, ...],
+    classes: int,
+    structure: Any,
+    leaves: tuple[jax.ShapeDtypeStruct, ...],
+) -> None:
+    """Refuse a model that does not fit the records and their task, whose loss has no gradient of a single record, or
+    whose `init` has side effects. Traced, without devices."""
+    gradients.require_model(model)
+    if isinstance(model, NetworkModel):
+        model.check(record_shape, tokens)
+        _check_scores(model, record_shape, tokens, task, target_shape, classes)
+    x = jax.ShapeDtypeStruct((1, *record_shape), jnp.int32 if tokens else jnp.float32)
+    y, keys = jax.tree.unflatten(structure, leaves), jax.eval_shape(lambda: jax.random.split(run_key(0), 1))
+    gradients.loss_plan(model, gradients.start_shapes(model), x, y, keys)
+
+
+def _check_scores(
+    model: NetworkModel, record_shape: tuple[int, ...], tokens: bool, task: Task, target: tuple[int, ...], classes: int
+) -> None:
     """Refuse scores whose shape does not fit the loss of the task. A user-defined loss may use any shape."""
-    task = task_named(data) if model.task is None else model.task
+    task = task if model.task is None else model.task
     if model.loss_of != task.loss:
         if model.loss_of is cross_entropy:
             remedy = "write model.for_data(data), or give fedjax_dp.model a loss of its own"
             raise errors.refuse("loss of the model", "that of task classes", f"one for task {task.name}", remedy)
         return
-    wanted = task.scores(tuple(data.y.shape[1:]) if hasattr(data.y, "shape") else (), data.classes)
-    shapes = score_shapes(model, data.record_shape, data.tokens)
+    wanted, shapes = task.scores(target, classes), score_shapes(model, record_shape, tokens)
     if wanted is not None and shapes != [wanted]:
         got, remedy = ", ".join(map(str, shapes)), "give the network as many outputs, or a loss of its own"
-        if data.tokens and [shape[1:] for shape in shapes] == [wanted]:  # scores of every token
+        if tokens and [shape[1:] for shape in shapes] == [wanted]:  # scores of every token
             remedy = (
                 "--model lstm scores a whole text, and takes --trainable head or lora; the others score every token"
             )
         raise errors.refuse("scores of the model", got, f"{wanted}, as the loss of task {task.name} takes them", remedy)
-
-
-@functools.lru_cache(maxsize=64)
-def _check_loss(
-    model: Model, record_shape: tuple[int, ...], tokens: bool, structure: Any, leaves: tuple[jax.ShapeDtypeStruct, ...]
-) -> None:
-    """Refuse a loss without a gradient of a single record, or an `init` with side effects. Traced, without devices."""
-    x = jax.ShapeDtypeStruct((1, *record_shape), jnp.int32 if tokens else jnp.float32)
-    y, keys = jax.tree.unflatten(structure, leaves), jax.eval_shape(lambda: jax.random.split(run_key(0), 1))
-    gradients.loss_plan(model, gradients.start_shapes(model), x, y, keys)
 
 
 def as_float32_leaves(algorithm: Algorithm) -> Algorithm:

@@ -17,12 +17,16 @@ WORDS = {"algorithm": "Algorithm(...)", "dataset": "mine", "model": "mlp"}
 SET = {"rounds": 40, "seed": 3, "records": "devices", "epsilon": np.array([1.0, 2.0]), "delta": 1e-3}
 
 
+def of_values(overrides):
+    return dataclasses.replace(RunSpec.of_values(overrides, dataset="mine"), describe=lambda: WORDS)
+
+
 def test_a_run_of_values_is_written_so_that_the_same_is_made_of_it():
-    spec = RunSpec.of_values(SET, **WORDS)
+    spec = of_values(SET)
     written = spec.flat()
     assert spec.made_of == VALUES
     assert written | {"epsilon": [1.0, 2.0], "evaluate_every": 2, "checkpoint_every": 8} == written
-    again = RunSpec.of_values({name: value for name, value in written.items() if name not in WORDS}, **WORDS)
+    again = of_values({name: value for name, value in written.items() if name not in WORDS})
     assert again.flat() == written
     assert dataclasses.replace(again, privacy=spec.privacy) == spec
 
@@ -40,7 +44,7 @@ def test_a_run_of_values_is_written_so_that_the_same_is_made_of_it():
     ],
 )
 def test_what_a_run_of_values_cannot_be_is_refused_as_on_the_command_line(changes, line):
-    assert line in refusal(lambda: RunSpec.of_values(SET | changes, **WORDS))
+    assert line in refusal(lambda: of_values(SET | changes))
 
 
 def test_schedules_last_as_long_as_the_run_where_nobody_says_how_long():

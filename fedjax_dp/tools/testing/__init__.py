@@ -112,7 +112,7 @@ def _releases(algorithm: Algorithm, data: FederatedData, model: Model, rounds: i
     """The releases in the ledger of each client, if it takes part in all rounds."""
     view = "uploads" if algorithm.upload.unit is None else None
     terms = PrivacyTerms(participation="worst", view=view)
-    events = training_events(PlannedRun(algorithm=algorithm, data=data, rounds=rounds, model=model, terms=terms))
+    events = training_events(PlannedRun(algorithm=algorithm, data=data, rounds=rounds, chosen_model=model, terms=terms))
     return [[release for release, _ in event.leaves()] for event in events]
 
 
