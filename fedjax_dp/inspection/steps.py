@@ -233,7 +233,7 @@ def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, cl
     steps, law = local.batches.count(local.steps, records), local.batches.sampling(records)
     noise = privatizer.client_noise(data.num_clients)[client]
     rates = np.full(1, float(local.rates(0, data.largest)[-1]))
-    event = privatizer.event(noise, local.batches, records, steps, rates)
+    event = privatizer.event(noise, local.batches, records, steps, lambda: rates)
     return releases_of(event, law, neighbours_of(law), steps, correlated_source(privatizer))
 
 

@@ -12,7 +12,7 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
 from fedjax_dp.parts.corrections import Correction, Floats
 from fedjax_dp.parts.local_training import AdditionalRelease
-from fedjax_dp.parts.record_privacy import NonPrivate, scale_noise
+from fedjax_dp.parts.record_privacy import LastRates, NonPrivate, scale_noise
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import replace, structure, value
 
@@ -47,7 +47,7 @@ class OwnSteps:
         """The client with its own draws for these steps, which differ from those of the first stream."""
         return client._replace(key=role_key(client.key, "series 1"), stream=1)
 
-    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> Event:
+    def event(self, local: Any, noise: float, records: int, rates: LastRates) -> Event:
         """The event of these steps in a round, as for `AdditionalRelease`."""
         count = local.batches.count(self.count(local), records)
         z = 0.0 if self.clean else noise * float(np.float32(self.noise))

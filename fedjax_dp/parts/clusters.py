@@ -14,7 +14,7 @@ from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, Lo
 from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.local_training import AdditionalRelease
-from fedjax_dp.parts.record_privacy import multiplier_of
+from fedjax_dp.parts.record_privacy import LastRates, multiplier_of
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel, structure, value
 
@@ -33,7 +33,7 @@ class ClusterChoice(Protocol):
         """Standard random numbers `(models,)` for the noise."""
         ...
 
-    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> accounting.Event:
+    def event(self, local: Any, noise: float, records: int, rates: LastRates) -> accounting.Event:
         """The event of one choice, as for `AdditionalRelease`."""
         ...
 
@@ -71,7 +71,7 @@ class GaussianChoice(ClusterChoice):
     def draw(self, key: jax.Array, models: int) -> jax.Array:
         return prng.normals(key, 0, models)
 
-    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> accounting.Event:
+    def event(self, local: Any, noise: float, records: int, rates: LastRates) -> accounting.Event:
         z = noise * float(np.float32(self.noise))
         return accounting.GaussianSteps(z, accounting.FullBatch(), accounting.Adjacency.REPLACE_ONE, 1)
 
@@ -104,7 +104,7 @@ class GumbelChoice(ClusterChoice):
     def draw(self, key: jax.Array, models: int) -> jax.Array:
         return jax.random.gumbel(key, (models,))
 
-    def event(self, local: Any, noise: float, records: int, rates: np.ndarray) -> accounting.Event:
+    def event(self, local: Any, noise: float, records: int, rates: LastRates) -> accounting.Event:
         return accounting.BoundedRange(float(np.float32(self.epsilon)), accounting.Adjacency.REPLACE_ONE, 1)
 
     def check(self) -> None:

@@ -1,5 +1,6 @@
 """Local optimizers: optax transformations of a local step's gradient; some use the variance of its noise."""
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -65,7 +66,7 @@ class LocalRule:
         """Whether it is plain stochastic gradient descent."""
         return self.factory is optax.identity
 
-    @property
+    @functools.cached_property
     def corrects(self) -> bool:
         """Whether it uses the variance of the noise. Numbers are concrete here."""
         return uses_noise_variance(self.factory, self.hyperparameters, "local rule")

@@ -1,6 +1,7 @@
 """Record-level privacy: how a local step bounds and noises its gradient. One value holds clip norm and noise."""
 
 import math
+from collections.abc import Callable
 from typing import Any, Protocol, TypeGuard
 
 import jax
@@ -16,6 +17,7 @@ from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
 from fedjax_dp.pytrees import client_numbers, ravel, replace, structure, value
 
+LastRates = Callable[[], np.ndarray]
 LEAST_CLIP = LEAST_RATE = 1e-12  # so that noise over batches and cohorts, or times rates, does not underflow in float32
 
 
@@ -41,10 +43,10 @@ class Privatizer(Protocol):
         """Required privacy property. The noise multiplier of every client, floats; None without privacy."""
         ...
 
-    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: LastRates) -> accounting.Event:
         """Required privacy property. The event of `steps` local steps of a client with noise multiplier `noise`.
 
-        rates: the learning rate of the last step of every round `(rounds,)`.
+        rates: computes the learning rate of the last step of every round `(rounds,)`.
         """
         ...
 
@@ -161,7 +163,7 @@ class NonPrivate:
     def client_noise(self, num_clients: int) -> None:
         return None
 
-    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: LastRates) -> accounting.Event:
         raise errors.refuse("privatizer", "NonPrivate", "one that adds noise", "without noise there is no event")
 
     def noise_unit(self, divisor: int) -> float:
@@ -216,7 +218,7 @@ class RecordGaussian:
     def client_noise(self, num_clients: int) -> list[float]:
         return noise_of_clients(self.noise_multiplier, num_clients)
 
-    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: LastRates) -> accounting.Event:
         """The event of `steps` local steps of one client.
 
         Adjacency: add-remove for Poisson and allocated batches, replace-one for all others, whose sizes are fixed.
@@ -310,17 +312,17 @@ class OutputGaussian:
     def client_noise(self, num_clients: int) -> list[float]:
         return noise_of_clients(self.noise_multiplier, num_clients)
 
-    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: np.ndarray) -> accounting.Event:
+    def event(self, noise: float, batches: Batches, records: int, steps: int, rates: LastRates) -> accounting.Event:
         """The event of one upload, for a record that may be in any batch of the round; replace-one neighbours.
 
-        `rates` are the learning rates of the rounds' last steps; literal noise is counted at the smallest.
+        Literal noise is counted at the smallest of the rounds' last learning rates.
         """
         sampling = batches.sampling(records)
         if isinstance(sampling, accounting.WithoutReplacement | accounting.WithReplacement):
             sampling = accounting.AnyStep(sampling, steps)
         elif not isinstance(sampling, accounting.FullBatch):
             raise errors.refuse("batches", str(sampling), "of a fixed size for noise on the upload")
-        actual = noise * float(rates.min()) if self.literal else noise
+        actual = noise * float(rates().min()) if self.literal else noise
         return noise_event(self.source, actual, sampling, accounting.Adjacency.REPLACE_ONE, 1, 1)
 
     def noise_unit(self, divisor: int) -> float:

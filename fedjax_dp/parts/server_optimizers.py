@@ -1,6 +1,7 @@
 """The server's optimizer: an optax transformation, built from its numbers inside the compiled round."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -112,7 +113,7 @@ class Server:
         if "pi" in self.hyperparameters:
             errors.require_positive("pi", self.hyperparameters["pi"])
 
-    @property
+    @functools.cached_property
     def corrects(self) -> bool:
         """Whether it uses the variance of the noise. Numbers are concrete here."""
         return uses_noise_variance(self.factory, self.hyperparameters, "server")
@@ -176,7 +177,7 @@ class AveragedServer:
         mean = r"\bar w_{t+1} = (1 - a_t) \bar w_t + a_t w_{t+1}"
         return rf"{getattr(self.base, 'equation', '')};\ {mean}".lstrip(r";\ ")
 
-    @property
+    @functools.cached_property
     def corrects(self) -> bool:
         return getattr(self.base, "corrects", False)
 

@@ -195,7 +195,6 @@ class PlannedRun:
         ids, drawn = (of_rounds[rounds] for of_rounds in self.cohorts)
         return np.bincount(ids[drawn], minlength=self.data.num_clients)
 
-    @property
     def last_rates(self) -> np.ndarray:
         """Learning rate of the last step of every round `(rounds,)`; computed once, as noise does not change it."""
         return self._compute_once(RATES, lambda: last_rates(self.algorithm, self.data.largest, self.rounds))
@@ -203,7 +202,8 @@ class PlannedRun:
     @functools.cached_property
     def noise_amplification(self) -> np.ndarray:
         """See the function of that name."""
-        if self.bound.clients > 1:  # whose changes add up in a sum, where the releases of clients compose in squares
+        # The changes of several clients add up in a sum, while the releases of clients compose in squares.
+        if self.bound.clients > 1 or self.view is View.UPLOADS:
             return np.ones(self.data.num_clients)
         return noise_amplification(self.algorithm, self.data, self.view, self.terms.colluders, self.rounds)
 
@@ -223,7 +223,7 @@ class PlannedRun:
         if COHORTS in known:
             known[COHORTS] = tuple(drawn[:rounds] for drawn in self.cohorts)
         if RATES in known:
-            known[RATES] = self.last_rates[:rounds]
+            known[RATES] = self.last_rates()[:rounds]
         return dataclasses.replace(self, rounds=rounds, _cache=known)
 
     def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":
@@ -373,7 +373,7 @@ def noise_amplification(
     one_step = local.batches.even and local.batches.count(local.steps, data.largest) == 1 and local.is_sgd
     if getattr(privatizer, "literal", False):  # its noise shrinks by another rate, which the ring may swallow
         return ones
-    if view is View.UPLOADS or not (cohort.fixed and one_step) or local.state_affects_messages:
+    if not (cohort.fixed and one_step) or local.state_affects_messages:
         return ones
     if view is View.DEPLOYED and local.personal:  # a client's own model carries its own noise alone
         return ones

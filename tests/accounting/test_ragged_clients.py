@@ -39,7 +39,7 @@ def test_clients_are_accounted_for_their_own_batches(case):
     for records, times, count, epsilon in zip(sizes, rounds, releases, wanted, strict=True):
         rate = 1.0 if isinstance(batches, EpochBatches) else min(batches.size / records, 1.0)
         assert batches.sampling(records).rate == pytest.approx(rate, rel=1e-8)
-        of_round = privatizer.event(z, batches, records, batches.count(steps, records), np.ones(1))
+        of_round = privatizer.event(z, batches, records, batches.count(steps, records), lambda: np.ones(1))
         event = repeated(of_round, times)
         assert [times for _, times in event.leaves()] == [count]
         assert epsilon_of(event, delta) == pytest.approx(epsilon, rel=2e-3)
@@ -65,7 +65,9 @@ def test_schools_clients_agree_with_dp_accounting(records):
     privatizer, rate = RecordGaussian(clip_norm=1.0, noise_multiplier=6.0), min(32 / records, 1.0)
 
     def own(batches, steps):
-        return epsilon_of(privatizer.event(6.0, batches, records, batches.count(steps, records), np.ones(1)), 1e-3)
+        return epsilon_of(
+            privatizer.event(6.0, batches, records, batches.count(steps, records), lambda: np.ones(1)), 1e-3
+        )
 
     assert own(PoissonBatches(size=32), 40) == pytest.approx(by_dp_accounting(rate, 6.0, 40), rel=2e-3)
     assert own(EpochBatches(size=32), 20) == pytest.approx(by_dp_accounting(1.0, 3.0, 20), rel=2e-3)
@@ -76,7 +78,7 @@ def test_schools_clients_agree_with_dp_accounting(records):
 def test_opacus_rate_costs_what_dp_accounting_says():
     privatizer, batches = RecordGaussian(clip_norm=1.0, noise_multiplier=4.0), PoissonBatches(size=10, rate="opacus")
     for records, passes in ((7, 1), (25, 3), (41, 5)):
-        event = privatizer.event(4.0, batches, records, 20, np.ones(1))
+        event = privatizer.event(4.0, batches, records, 20, lambda: np.ones(1))
         assert epsilon_of(event, 1e-3) == pytest.approx(by_dp_accounting(1 / passes, 4.0, 20), rel=2e-3)
 
 
@@ -93,8 +95,8 @@ def test_kept_batches_are_steps_of_a_pass_and_cost_no_more():
 def test_noise_on_a_mean_wants_batches_of_one_size():
     privatizer = RecordGaussian(clip_norm=1.0, noise_multiplier=2.0, bound=ClipBatch())
     with pytest.raises(ConfigurationError, match="batches of several sizes"):
-        privatizer.event(2.0, EpochBatches(size=10, last="keep"), 25, 3, np.ones(1))
-    assert privatizer.event(2.0, EpochBatches(size=10, last="keep"), 30, 3, np.ones(1)).releases == 1
+        privatizer.event(2.0, EpochBatches(size=10, last="keep"), 25, 3, lambda: np.ones(1))
+    assert privatizer.event(2.0, EpochBatches(size=10, last="keep"), 30, 3, lambda: np.ones(1)).releases == 1
 
 
 def test_other_noise_does_not_say_what_a_law_known_of_gaussian_noise_costs():

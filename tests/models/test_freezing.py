@@ -329,4 +329,9 @@ def test_a_model_that_scores_every_token_is_refused_for_classes_of_texts_by_one_
     texts = np.ones((8, 5), np.int32), np.arange(8, dtype=np.int32) % 2
     data = fdp.federate(fdp.dataset(*texts, *texts)._replace(tokens=True), [np.arange(4), np.arange(4, 8)])
     with pytest.raises(errors.ConfigurationError, match="--model lstm scores a whole text, and takes --trainable head"):
-        simulation.check(fdp.fedavg(cohort_size=2, learning_rate=0.1, batch_size=2, local_steps=1), data, 1, gpt((5,), 2).for_data(data))
+        simulation.check(
+            fdp.fedavg(cohort_size=2, learning_rate=0.1, batch_size=2, local_steps=1),
+            data,
+            1,
+            gpt((5,), 2).for_data(data),
+        )

@@ -1,5 +1,6 @@
 """The claims of papers' theorems about a run, with verdicts, in addition to the Guarantee."""
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -140,7 +141,7 @@ def _dp_fedavg_output(run: Subject) -> tuple[Claim, ...]:
         in_their_unit = noise * rates.sum() / (4 * steps * rates[-1])  # of 4 Q G eta
         if in_their_unit:
             claimed = theorems.dp_fedavg_output_theorem1_noise(1.0, run.delta, rate) / in_their_unit
-            first = last_rates(algorithm, run.data.largest, 1)
+            first = functools.partial(last_rates, algorithm, run.data.largest, 1)
             one = privatizer.event(noise, algorithm.local.batches, records, steps, first)
             claims.append((claimed, accounting.epsilon_of(one, run.delta), _lower_bound(one, run.delta), rate))
     if not claims:
