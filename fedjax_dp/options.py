@@ -73,6 +73,16 @@ class Option:
         return tuple(result)
 
     @functools.cached_property
+    def types(self) -> tuple[Any, ...]:
+        """The types of its values."""
+        return members(self.hint)
+
+    @functools.cached_property
+    def scalar(self) -> bool:
+        """Whether each value is a number, a text or None."""
+        return bool(self.kinds) and all(map(_is_scalar, self.types))
+
+    @functools.cached_property
     def choices(self) -> Collection[str] | None:
         """The names that it may have, where it has only some."""
         listed = [name for kind in members(self.hint) for name in typing.get_args(kind) if isinstance(name, str)]
@@ -94,12 +104,11 @@ class Option:
 
     def check(self, value: Any) -> None:
         """Refuse a scalar of another type, and a name that is none of its choices; None stands for the default."""
-        allowed = members(self.hint)
-        if (value is None and type(None) in allowed) or (self.about.part and is_part(value)):
+        if (value is None and type(None) in self.types) or (self.about.part and is_part(value)):
             return
-        if self.kinds and all(map(_is_scalar, allowed)):
+        if self.scalar:
             self.typed(value)
-        if np.ndarray in allowed:
+        if np.ndarray in self.types:
             try:
                 if np.ndim(value):
                     np.asarray(value)

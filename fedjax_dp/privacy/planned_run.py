@@ -35,7 +35,7 @@ from fedjax_dp.rounds.simulation import check, run_key
 from fedjax_dp.tasks.measures import private_records
 
 T = TypeVar("T")
-INITIALIZATION, COHORTS, ATTENDANCE, RATES = "initialization", "cohorts", "attendance", "rates"
+INITIALIZATION, COHORTS = "initialization", "cohorts"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class PlannedRun:
     def initialization(self) -> Initialization:
         """The qualifier of the initial parameters; computed once, as it may read all records."""
         origins = getattr(self.chosen_model, "origins", ())
-        if not origins:
+        if not origins and INITIALIZATION not in self._cache:
             return RANDOM
         return self._compute_once(INITIALIZATION, lambda: initialization_of(origins, self.data, self.unit))
 
@@ -164,17 +164,13 @@ class PlannedRun:
         levels, of_round = np.unique(factors[:-1], return_inverse=True)
         return NoiseLevels(levels, of_round, float(factors[-1]))
 
-    @property
+    @functools.cached_property
     def attendance(self) -> np.ndarray:
         """Number of rounds of each noise level for which each client is drawn `(num_clients, levels)`."""
-
-        def counts() -> np.ndarray:
-            levels, (ids, drawn) = self.noise_levels, self.cohorts
-            kinds = len(levels.factors)
-            places = ids.astype(np.int64) * kinds + levels.of_round.reshape(-1, *[1] * (ids.ndim - 1))
-            return np.bincount(places[drawn], minlength=self.data.num_clients * kinds).reshape(-1, kinds)
-
-        return self._compute_once(ATTENDANCE, counts)
+        levels, (ids, drawn) = self.noise_levels, self.cohorts
+        kinds = len(levels.factors)
+        places = ids.astype(np.int64) * kinds + levels.of_round.reshape(-1, *[1] * (ids.ndim - 1))
+        return np.bincount(places[drawn], minlength=self.data.num_clients * kinds).reshape(-1, kinds)
 
     @property
     def draw_seed(self) -> int:
@@ -195,9 +191,10 @@ class PlannedRun:
         ids, drawn = (of_rounds[rounds] for of_rounds in self.cohorts)
         return np.bincount(ids[drawn], minlength=self.data.num_clients)
 
+    @functools.cached_property
     def last_rates(self) -> np.ndarray:
-        """Learning rate of the last step of every round `(rounds,)`; computed once, as noise does not change it."""
-        return self._compute_once(RATES, lambda: last_rates(self.algorithm, self.data.largest, self.rounds))
+        """Learning rate of the last step of every round `(rounds,)`."""
+        return last_rates(self.algorithm, self.data.largest, self.rounds)
 
     @functools.cached_property
     def noise_amplification(self) -> np.ndarray:
@@ -218,12 +215,9 @@ class PlannedRun:
 
     def prefix(self, rounds: int) -> "PlannedRun":
         """The run planned for its first `rounds` rounds."""
-        known = {name: value for name, value in self._cache.items() if name != ATTENDANCE}
-        known[INITIALIZATION] = self.initialization
+        known = self._cache | {INITIALIZATION: self.initialization}
         if COHORTS in known:
             known[COHORTS] = tuple(drawn[:rounds] for drawn in self.cohorts)
-        if RATES in known:
-            known[RATES] = self.last_rates()[:rounds]
         return dataclasses.replace(self, rounds=rounds, _cache=known)
 
     def with_noise(self, noise_multiplier: float | np.ndarray) -> "PlannedRun":

@@ -114,11 +114,14 @@ class ReleaseTable:
 
     def _messages(self) -> Callable[[ClientKind, Attendance], Event]:
         """What is released of a client whose local steps are noised."""
-        local, levels, rates = self.run.algorithm.local, self.levels, self.run.last_rates
+        local, levels = self.run.algorithm.local, self.levels
         # Who sees uploads, or what is made of them, sees nothing of what acts on a client's own model alone.
         whole = self.run.view is View.DEPLOYED
         additional = [one for one in local.additional_releases if one.sent or whole]
         rare = [one for one in additional if one.final or one.most is not None]  # nobody knows in which rounds
+
+        def rates() -> np.ndarray:
+            return self.run.last_rates
 
         @functools.cache
         def steps(noise: float, records: int, more: int) -> Event:

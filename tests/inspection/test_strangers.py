@@ -298,4 +298,4 @@ def test_accuracy_on_records_that_clients_hold_out_is_mentioned():
     held = dataclasses.replace(DATA, test_clients=np.zeros(len(DATA.y_test), np.int32))
     told = fdp.guarantee(RECORD, held, rounds=2, delta=1e-5).warnings
     assert any("records that clients hold out" in line for line in told)
-    assert json.dumps(told)
+    assert json.dumps(list(told))

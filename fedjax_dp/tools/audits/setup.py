@@ -109,7 +109,7 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
         {INITIALIZATION: run.initialization.without_prior_runs},
         dataclasses.replace(run.terms, view=run.view.value),
     )
-    counted = dataclasses.replace(run, data=store, model=played, seed=seed, terms=terms, _cache=known)
+    counted = dataclasses.replace(run, data=store, chosen_model=played, seed=seed, terms=terms, _cache=known)
     promise = guarantees.unverified_guarantee(counted)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
