@@ -153,8 +153,8 @@ def test_an_audit_of_a_budget_finds_the_noise_first():
 
 def test_noise_does_not_change_the_schedule_and_terms_do_not_change_the_run():
     run = fdp.privacy.plan_run(ALGORITHM, DATA, rounds=5, seed=3, terms=PrivacyTerms(delta=1e-3))
-    assert run.with_noise(7.0).attendance is run.attendance
-    assert run.with_terms(participation="worst").attendance is run.attendance
+    assert run.with_noise(7.0).cohorts is run.cohorts
+    assert run.with_terms(participation="worst").cohorts is run.cohorts
     np.testing.assert_array_equal(run.participation_counts(), fdp.privacy.participations(ALGORITHM, DATA, 5, 3))
 
 
