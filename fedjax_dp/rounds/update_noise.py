@@ -54,9 +54,7 @@ def require_known(algorithm: Algorithm) -> None:
 
 
 def check_known(algorithm: Algorithm, shares: np.ndarray) -> None:
-    """Refuse, before anything compiles, a server that subtracts noise whose variance is unknown."""
-    if not getattr(algorithm.server, "corrects", False):
-        return
+    """Refuse, before anything compiles, that a server subtracts noise whose variance is unknown."""
     require_known(algorithm)
     if algorithm.upload.unit is None:
         require_measured(algorithm.local.privatizer)
