@@ -509,7 +509,8 @@ def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deploym
 
     Raises: ConfigurationError for an invalid file, unknown keys, missing facts and blanks.
     """
-    values = folders.read_toml("deployment file", path)
+    remedy = "fedjax-dp account --ledger FOLDER is for the folder of a run" if os.path.isdir(path) else ""
+    values = folders.read_toml("deployment file", path, remedy)
     for name in free:
         group, _, fact = name.partition(".")
         facts = values.get(group)

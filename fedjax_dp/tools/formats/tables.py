@@ -138,7 +138,8 @@ def _bounds(reading: Reading) -> tuple[UnitBound, ...]:
     if all(value is None for value in bounds.values()):
         return ()
     errors.require_given("user_column", reading.user_column, "a bound belongs to it")
-    records = errors.require_given("records_per_user", reading.records_per_user, "without a bound nothing is known")
+    remedy = "records_per_user 10 keeps ten of each user; without a bound nothing is known"
+    records = errors.require_given("records_per_user", reading.records_per_user, remedy)
     clients = 1 if reading.clients_per_user is None else reading.clients_per_user
     errors.require_count("records_per_user", records)
     errors.require_count("clients_per_user", clients)

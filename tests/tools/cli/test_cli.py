@@ -193,6 +193,7 @@ def test_the_first_page_says_of_what_most_runs_need_what_it_is_its_default_and_a
     rows = [line for line in out.splitlines() if line.startswith("  --") and "GROUP" not in line]
     assert 18 <= len([row for row in rows if "NAME --help" not in row and "--help-all" not in row]) <= 20
     assert "  --rounds 50            number of rounds [40]\n" in out
+    assert re.search(r"  --noise-multiplier 2 +standard deviation of the noise .*\[from epsilon\]", out)
     assert all(group in out for group in groups.HELP_GROUPS)
 
 

@@ -186,3 +186,9 @@ def test_a_deployment_is_printed_as_the_file_it_is_read_from():
     for facts in (RECORD, CENTRAL, MESSAGE):
         deployment = replace(facts)
         assert Deployment.from_dict(deployment.to_dict()) == deployment
+
+
+def test_the_folder_of_a_run_is_refused_with_the_command_that_reads_it(tmp_path):
+    code, _, err = ran("check", tmp_path)
+    assert code == 2
+    assert "fedjax-dp account --ledger FOLDER" in err

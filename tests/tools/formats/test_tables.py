@@ -677,3 +677,12 @@ def test_arrays_of_texts_are_refused_with_what_reads_them(given):
     assert "x_train must be real numbers, got texts; load(" in refusal(fdp.dataset, given, [0, 1], given, [0, 1])
     table = refusal(fdp.dataset, messages(), label="mood", client="user")
     assert 'feature_columns="text", length=25) reads texts of a file' in table
+
+
+def test_a_bound_on_people_that_is_missing_or_leaves_a_client_nothing_says_how_to_go_on():
+    messages().to_csv("messages.csv", index=False)
+    people = {"label_column": "mood", "user_column": "user", "length": 5}
+    assert "records_per_user 10 keeps ten of each" in refusal(load, "csv:messages.csv", **people)
+    read = load("csv:messages.csv", records_per_user=9, **people)
+    rows = np.arange(len(read.x_train))
+    assert "divide by users (--client-column)" in refusal(fdp.federate, read, [rows[:12], rows[12:]])
