@@ -175,14 +175,30 @@ def require_not_negative(what: str, value: Any, remedy: str = "") -> None:
         raise refuse(what, value, "zero or positive, and finite", remedy)
 
 
-ELSEWHERE = {  # from names of options in Opacus, Flower, TensorFlow, FedJAX and papers to the names here
+# From names in Opacus, Flower, TensorFlow, FedJAX, Hugging Face and papers to ours; several, where commands differ.
+ELSEWHERE: dict[str, str | tuple[str, ...]] = {
     **dict.fromkeys(("lr", "step_size", "client_lr", "local_lr"), "learning_rate"),
-    **dict.fromkeys(("clients", "n_clients", "num_parties"), "num_clients"),
+    **dict.fromkeys(("clients", "n_clients", "num_parties", "num_users", "users"), "num_clients"),
+    **dict.fromkeys(("num_supernodes", "num_partitions"), "num_clients"),
     **dict.fromkeys(("sigma", "noise_std", "noise_scale"), "noise_multiplier"),
     **dict.fromkeys(("c", "max_grad_norm", "max_norm", "l2_norm_clip", "clipping_norm", "clipping"), "clip_norm"),
     **dict.fromkeys(("epochs", "local_epochs", "num_epochs", "tau"), "local_steps"),
     **dict.fromkeys(("num_rounds", "iterations", "global_rounds"), "rounds"),
-    **dict.fromkeys(("fraction", "fraction_fit", "clients_per_round"), "cohort_size"),
+    **dict.fromkeys(("fraction", "fraction_fit", "fraction_train", "clients_per_round"), "cohort_size"),
+    **dict.fromkeys(("num_sampled_clients", "min_fit_clients", "min_train_nodes", "users_per_round"), "cohort_size"),
+    **dict.fromkeys(("strategy", "aggregator"), "algorithm"),
+    **dict.fromkeys(("privacyengine", "make_private", "make_private_with_epsilon"), "dp_fedavg_record"),
+    **{f"differentialprivacy{side}sidefixedclipping": "dp_fedavg" for side in ("server", "client")},
+    **dict.fromkeys(("sample_rate", "sampling_rate", "sampling_probability"), ("rate", "poisson_rate")),
+    "poisson_sampling": "batches",
+    **dict.fromkeys(("label", "target_column"), "label_column"),
+    **dict.fromkeys(("client", "client_id"), "client_column"),
+    **dict.fromkeys(("user", "user_id"), "user_column"),
+    **dict.fromkeys(("text_column", "features"), "feature_columns"),
+    **dict.fromkeys(("tokenizer", "vocab"), "vocabulary"),
+    **dict.fromkeys(("max_len", "max_length", "max_seq_length", "sequence_length"), "length"),
+    **dict.fromkeys(("prv", "prvaccountant"), "pld"),
+    **dict.fromkeys(("moments", "moments_accountant", "rdpaccountant"), "rdp"),
     **dict.fromkeys(("optimizer", "client_optimizer"), "local_rule"),
     **dict.fromkeys(("eps", "target_epsilon", "epsilon_budget", "privacy_budget", "budget"), "epsilon"),
     **dict.fromkeys(("ema", "averaging", "swa", "polyak"), "average"),
@@ -229,10 +245,11 @@ def _plain(word: str) -> str:
 def nearest(word: str, names: Iterable[str]) -> list[str]:
     """The name that was probably meant, if any: one of other tools, one with this prefix, or a similar one."""
     names = list(names)
-    known = ELSEWHERE.get(_plain(word))
-    same = [name for name in names if known and _plain(name) == known]
+    known = ELSEWHERE.get(_plain(word), ())
+    ours = (known,) if isinstance(known, str) else known
+    same = [name for one in ours for name in names if _plain(name) == one]
     if same:
-        return same
+        return same[:1]
     begins = [name for name in names if len(word) > 1 and name.startswith(word)]
     return begins[:1] or difflib.get_close_matches(word, names, n=1)
 

@@ -128,7 +128,8 @@ class Option:
         kind = next((kind for kind in self.kinds if _is_of(kind, value)), None)
         if kind is None:
             wanted = " or ".join(map(KIND_NAMES.__getitem__, self.kinds)) or "left to Python: no text says it"
-            raise errors.refuse(what, validation.describe(value), wanted, validation.advice(value))
+            remedy = validation.advice(value) or _count_advice(self.kinds, value)
+            raise errors.refuse(what, validation.describe(value), wanted, remedy)
         return errors.require_text(what, value) if kind is str else value if kind is bool else kind(value)
 
     def missing(self, values: Mapping[str, Any]) -> str | None:
@@ -222,7 +223,18 @@ def from_text(what: str, text: str, option: Option) -> Any:
         with contextlib.suppress(ValueError):
             if kind is not bool:
                 return kind(text)
-    raise errors.refuse(what, repr(text), " or ".join(map(KIND_NAMES.__getitem__, option.kinds)))
+    wanted = " or ".join(map(KIND_NAMES.__getitem__, option.kinds))
+    raise errors.refuse(what, repr(text), wanted, _count_advice(option.kinds, text))
+
+
+def _count_advice(kinds: Collection[type], value: Any) -> str:
+    """The remedy for a share where a number of things is counted, as other systems take shares; else empty."""
+    text = str(value).strip()
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        return ""
+    return "it is a number of them, not a share: 10% of 100 are 10" if [*kinds] == [int] and 0 < share < 1 else ""
 
 
 def _is_scalar(kind: Any) -> bool:

@@ -140,6 +140,13 @@ def test_the_epsilon_of_flowers_defaults_is_that_of_cohorts_of_a_fixed_size():
         assert words.format(promise.epsilon) in PAGES["guides/coming_from.md"]
 
 
+def test_the_epsilons_of_opacus_settings_are_those_of_both_accountants():
+    steps = GaussianSteps(1.1, Poisson(1 / 23), Adjacency.ADD_REMOVE, 90)  # 1,437 records in batches of 64
+    page = PAGES["guides/coming_from.md"]
+    assert f"has epsilon {epsilon_of(steps, 1e-4):.4g}. " in page
+    assert f'`accountant="rdp"` gives {epsilon_of(steps, 1e-4, "rdp"):.3g}, ' in page
+
+
 SCRIPTS = [
     "getting_started.md",
     "guides/accounting.md",

@@ -10,7 +10,7 @@ import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.algorithms.record_level import SECOND_MOMENTS
 from fedjax_dp.experiments import groups
-from fedjax_dp.options import of_function
+from fedjax_dp.options import from_text, of_function
 from fedjax_dp.parts import choices
 from fedjax_dp.privacy import terms
 
@@ -78,6 +78,13 @@ OPTIONS = of_function(own)
 def test_another_type_is_refused(name, value, line):
     assert line in refusal(OPTIONS[name].typed, value)
     assert line in refusal(OPTIONS[name].check, value)
+
+
+@pytest.mark.parametrize(("share", "refused"), [(0.1, True), (0.0, False), (1.5, False)])
+def test_a_share_in_the_place_of_a_count_is_refused_with_the_count(share, refused):
+    for line in (refusal(OPTIONS["count"].typed, share), refusal(from_text, "--count", str(share), OPTIONS["count"])):
+        assert line.endswith("10% of 100 are 10") == refused
+    assert refusal(from_text, "--count", "10%", OPTIONS["count"]).endswith("10% of 100 are 10")
 
 
 def test_numbers_of_numpy_become_those_of_python():

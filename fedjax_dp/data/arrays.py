@@ -141,6 +141,8 @@ def _of_arrays(
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
     train = RecordTable(arrays.get("client_ids"), notes=notes, x=x_train, y=y_train)
     test = RecordTable(arrays.get("test_client_ids"), x=x_test, y=y_test)
+    if vocabulary is not None:
+        check_vocabulary("vocabulary", vocabulary)
     about: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "tokens": vocabulary is not None}
     return make_dataset(name, file, train, test, classes=classes, **about)
 

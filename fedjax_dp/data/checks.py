@@ -51,6 +51,9 @@ def check_records(where: str, x: Any, y: Any, x_name: str, y_name: str, task: st
         fits, shown = True, f"targets of {count_records(y)} records"
     else:
         fits, shown = y.ndim == 1 + len(targets.shape), y.shape
+    if x.ndim == 1 and (x.dtype.kind == "U" or (x.dtype == object and {*map(type, x)} == {str})):
+        remedy = 'load("csv:FILE", length=25) reads a column of texts; or number their words'
+        raise errors.refuse(f"{where}{x_name}", "texts", "real numbers", remedy)
     if x.ndim and len(x) == 0:
         raise errors.refuse(f"{where}{x_name}", "empty", "at least one record", "hold some of the others out for it")
     if x.ndim < 2 or not fits or count_records(y) != len(x):

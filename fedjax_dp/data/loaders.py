@@ -62,8 +62,8 @@ DATASETS: dict[str, Reader] = {
     "femnist_digits": _shipped_reader("data.femnist:femnist_digits"),
     "sent140": _shipped_reader("data.sent140:sent140"),
     "npz": _own("data.arrays:from_npz", "task", owned=lambda path, column: _call("data.arrays:has_ids", path)),
-    "csv": _own("tools.formats.tables:from_csv", *COLUMNS, *TABLES, *CSV, owned=_tables_are_owned),
-    "parquet": _own("tools.formats.tables:from_parquet", *COLUMNS, *TABLES, owned=_tables_are_owned),
+    "csv": _own("tools.formats.tables:from_csv", *COLUMNS, *TABLES, *CSV, *TEXT, owned=_tables_are_owned),
+    "parquet": _own("tools.formats.tables:from_parquet", *COLUMNS, *TABLES, *TEXT, owned=_tables_are_owned),
     "leaf": _own("tools.formats.leaf:leaf", "task", *TEXT, *CUT, "convention", "record_shape"),
     "tff": _own("tools.formats.tff:tff", *TEXT, *CUT, "convention", "record_shape", "subset"),
     "hf": _own(

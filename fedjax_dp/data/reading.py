@@ -70,7 +70,8 @@ class Reading:
         standardise: public mean M and deviation S by which a column becomes (x - M) / S; or a public file to compute
             them from; or records: computed from the training records, which no epsilon covers
         record_shape: shape of the features of a row, such as 28,28
-        length: tokens of a text record; longer texts are cut, shorter ones padded
+        length: tokens of a text record; longer texts are cut, shorter ones padded; with it the feature of csv: and
+            parquet: is a column of texts
         stride: tokens from one record of a text to the next
         windows_per_text: training records kept of each text; the first ones; the unit is then a text
         vocabulary: public list of words, one a line; by default learnt from the training records, without privacy

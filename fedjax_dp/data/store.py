@@ -233,7 +233,13 @@ def federate(
     sizes = np.array([len(rows) for rows in parts], np.int32)
     if sizes.size == 0 or sizes.min() < 1:
         empty = int(np.argmin(sizes)) if sizes.size else 0
-        raise errors.refuse(f"client {empty}'s records", 0, "at least 1", "use fewer clients or another partition")
+        remedy = "use fewer clients or another partition"
+        if sizes.size and len(row_lists(clients)[empty]):  # a bound of units has taken all
+            remedy = (
+                "its users' records are kept at other clients: divide by users (--client-column), or raise "
+                "clients_per_user"
+            )
+        raise errors.refuse(f"client {empty}'s records", 0, "at least 1", remedy)
     order = np.concatenate(parts).astype(np.int64)
     if order.min() < 0 or order.max() >= len(dataset.x_train) or np.unique(order).size != order.size:
         raise errors.refuse("partitioned rows", "repeated or outside the data", "distinct training rows")

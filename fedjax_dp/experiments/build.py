@@ -48,7 +48,10 @@ def build_model(config: RunSpec, data: FederatedData | RecordFormat) -> NetworkM
         sizes: dict[str, Any] = {name: value for name in SIZES if (value := getattr(training, name)) is not None}
         if training.hidden is not None:
             sizes["hidden"] = _widths(training.hidden)
-        built = ARCHITECTURES[training.model or "logistic"](data.record_shape, data.classes, **sizes)
+        make = ARCHITECTURES[training.model or "logistic"]
+        if data.vocabulary is not None and "vocabulary" in inspect.signature(make).parameters:
+            sizes["vocabulary"] = data.vocabulary.size
+        built = make(data.record_shape, data.classes, **sizes)
     ap, top_k = config.output.ap, config.output.top_k
     if built.loss_of is cross_entropy or training.model in ARCHITECTURES or training.loss or ap:
         built = built.for_data(data, training.loss, ap, top_k)

@@ -96,7 +96,8 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
     on_host = build.records_on_host(config, planned.algorithm)
     config = config.replace(records="host" if on_host else "devices", out=None)  # where it is kept decides nothing
     began = time.perf_counter()
-    with screen.bar("calibrating noise", total=1) as show:
+    searched = config.privacy.epsilon is not None  # else noise is set, and its epsilon is computed
+    with screen.bar("calibrating noise" if searched else "computing epsilon", total=1) as show:
         kinds = 0
 
         def progress(done: int, total: int) -> None:
@@ -128,7 +129,8 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
     if kinds:
         spent = time.perf_counter() - began
         whom = "every client" if kinds == 1 else f"{kinds} kinds of clients, which differ in records and rounds"
-        screen.say(f"found the least noise for the budget of {whom} in {spent:.1f} s")
+        task = "found the least noise for the budget" if searched else "computed the epsilon"
+        screen.say(f"{task} of {whom} in {spent:.1f} s")
     return ready
 
 

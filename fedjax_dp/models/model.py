@@ -144,12 +144,12 @@ class NetworkModel:
         """Refuse data with records of another shape, and a network in which the records of a batch mix."""
         got, wanted = ((" tokens" if kind else "") for kind in (tokens, self.tokens))
         if tuple(record_shape) != self.record_shape or tokens != self.tokens:
-            raise errors.refuse(
-                "records",
-                f"{tuple(record_shape)}{got}",
-                f"{self.record_shape}{wanted} for this model",
-                "use another model, or make this one for these records",
-            )
+            remedy = "use another model, or make this one for these records"
+            if tokens and not self.tokens:
+                wanted = " numbers"
+                remedy = "--model lstm (models.lstm) classifies a text, gpt goes on with it; so may a network of yours"
+            wanted = f"{self.record_shape}{wanted} for this model"
+            raise errors.refuse("shape of a record", f"{tuple(record_shape)}{got}", wanted, remedy)
         _check_batch(self.base)
 
     def scores(self, params: Params, x: jax.Array, key: jax.Array | None = None) -> Any:

@@ -79,14 +79,16 @@ def lstm(
     hidden: int = 256,
     layers: int = 2,
     embedding_data: str | None = None,
+    vocabulary: int = VOCABULARY,
 ) -> NetworkModel:
     """rfedavg's text model: 1,095,680 LSTM parameters and 514 of the output; one bias per gate, PyTorch keeps two.
 
     embedding  frozen word vectors `(vocabulary, width)`, such as GloVe 6B 300d; by default random ones;
+    vocabulary  number of random vectors; the first ones are the same for any number;
     embedding_data  what they were trained on, in words; without it the Guarantee begins by saying that it is not known.
     """
     _require_tokens(record_shape)
-    vectors = random_embedding() if embedding is None else np.asarray(embedding, np.float32)
+    vectors = random_embedding(max(vocabulary, VOCABULARY)) if embedding is None else np.asarray(embedding, np.float32)
     if vectors.ndim != 2:
         raise errors.refuse("embedding", f"shape {vectors.shape}", "(vocabulary, width)")
     network = _Lstm(vectors.shape, classes, hidden, layers)

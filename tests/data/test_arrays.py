@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 import fedjax_dp as fdp
+from fedjax_dp import errors
 from fedjax_dp.tools import cli
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -216,3 +217,12 @@ def test_arrays_of_the_other_order_of_bytes_train_as_their_own():
         data = fdp.federate(fdp.dataset(**arrays), [np.arange(10), np.arange(10, 20)])
         found.append(fdp.run(FEDAVG, data, rounds=1, progress=False).test_loss)
     assert found[0] == found[1]
+
+
+def test_a_vocabulary_that_is_none_is_refused_for_every_task():
+    tokens = {**GOOD, "x_train": X.astype(int), "x_test": X[:8].astype(int)}
+    for wrong in (["a", "b"], 50, "words.txt"):
+        with pytest.raises(
+            errors.ConfigurationError, match=r"vocabulary must be a Vocabulary, got .*Vocabulary\(size="
+        ):
+            fdp.dataset(**tokens, vocabulary=wrong)

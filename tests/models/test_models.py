@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from helpers import ragged_data
+from helpers import ragged_data, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, gradients
+from fedjax_dp.experiments import build, population
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.models import cnn, group_norm_cnn, logistic_regression, lstm, mlp, random_embedding
 from fedjax_dp.pytrees import path_name
 from fedjax_dp.tools import cli
@@ -172,12 +174,28 @@ def test_microbatch_belongs_to_clipped_records():
 
 
 @pytest.mark.parametrize(
-    ("model", "words"), [(mlp((5,), 3), r"records must be \(5,\)"), (lstm((3,), 3), "tokens for this model")]
+    ("model", "words"), [(mlp((5,), 3), r"shape of a record must be \(5,\)"), (lstm((3,), 3), "tokens for this model")]
 )
 def test_records_that_do_not_fit_the_model_are_refused_before_anything_compiles(model, words):
     value = fdp.fedavg(cohort_size=2, batch_size=5, local_steps=2, learning_rate=0.1)
     with pytest.raises(errors.ConfigurationError, match=words):
         fdp.simulate(value, ragged_data([20, 30, 25]), rounds=1, model=model)
+
+
+def test_a_model_of_numbers_refuses_tokens_with_the_models_that_take_them():
+    line = refusal(mlp((25,), 2).check, (25,), True)
+    assert "must be (25,) numbers for this model, got (25,) tokens; --model lstm (models.lstm) classifies" in line
+
+
+def test_the_word_vectors_of_the_text_model_are_as_many_as_the_words_and_the_first_ones_the_same(tmp_path):
+    (tmp_path / "texts.csv").write_text("text,label\n" + "".join(f"a{n} b{n},{n % 2}\n" for n in range(2000)))
+    spec = RunSpec.of({"dataset": f"csv:{tmp_path}/texts.csv", "length": 2, "model": "lstm"})
+    data = population.build_data(spec.data)
+    built = build.build_model(spec, data)
+    assert data.vocabulary.size > random_embedding().shape[0]
+    assert built.frozen.values["embedding"].shape[0] == data.vocabulary.size
+    assert np.array_equal(built.frozen.values["embedding"][:3000], random_embedding())
+    assert built.origins == ()
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ USUAL = {  # options of nine runs in ten, in the order of help, with an example
     "learning_rate": "0.1",
     "clip_norm": "1.0",
     "epsilon": "2",
+    "noise_multiplier": "2",
     "delta": "1e-5",
     "seed": "1",
     "out": "runs/first",

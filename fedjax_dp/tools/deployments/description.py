@@ -509,7 +509,8 @@ def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deploym
 
     Raises: ConfigurationError for an invalid file, unknown keys, missing facts and blanks.
     """
-    values = folders.read_toml("deployment file", path)
+    remedy = "fedjax-dp account --ledger FOLDER is for the folder of a run" if os.path.isdir(path) else ""
+    values = folders.read_toml("deployment file", path, remedy)
     for name in free:
         group, _, fact = name.partition(".")
         facts = values.get(group)
@@ -535,8 +536,21 @@ def names_of(word: str, values: Mapping[str, Any], where: str = "") -> Iterator[
 
 
 def missing_facts_error(names: list[str]) -> errors.ConfigurationError:
-    """The error for missing facts, all at once."""
-    return errors.refuse(", ".join(names), "nothing", "given", "there is no default for it")
+    """The error for missing facts, all at once; of a single one it says what it is."""
+    meaning = "; ".join(filter(None, [_meaning_of(names[0]) if len(names) == 1 else "", "there is no default for it"]))
+    return errors.refuse(", ".join(names), "nothing", "given", meaning)
+
+
+def _meaning_of(name: str) -> str:
+    """What a fact such as `weights.denominator` is, in the words of its group, and the names that it may have."""
+    taken, option = options.of_class(Deployment), None
+    for word in name.split("."):
+        option = taken.get(word)
+        kinds = [] if option is None else [kind for kind in options.members(option.hint) if isinstance(kind, type)]
+        taken = next((options.of_class(kind) for kind in kinds if issubclass(kind, Facts)), {})
+    if option is None:
+        return ""
+    return f"{option.about.text} ({', '.join(option.choices)})" if option.choices else option.about.text
 
 
 def _typed_fact(option: Option, value: Any, what: str) -> Any:

@@ -27,6 +27,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
+from fedjax_dp.accounting.views import helpers_of
 from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, MemberDraws, RecordDraws, missing_facts_error
 from fedjax_dp.tools.deployments.witness import unwrap, witness_of
 
@@ -277,7 +278,7 @@ def draw_of(deployment: Deployment) -> Draw:
     if _of_clients(deployment):
         if counts(deployment):
             return _visible_draw("clients, whose number in each round is public")
-        return _draw_by_law(clients, "clients")
+        return _draw_by_law(clients, "clients", helpers_of(clients.size or 1, View.BROADCAST, 0))
     return _visible_draw("clients, who are seen")
 
 
@@ -285,21 +286,24 @@ def _visible_draw(whose: str) -> Draw:
     return Draw((FullBatch(),), Adjacency.REPLACE_ONE, f"{whose}: no amplification by their draw")
 
 
-def _draw_by_law(members: MemberDraws, whose: str) -> Draw:
+def _draw_by_law(members: MemberDraws, whose: str, known: int = 0) -> Draw:
+    """The sampling to somebody who knows of `known` other members whether they are drawn; the worst is that none is."""
     law, fixed = members.law, Adjacency.REPLACE_ONE
+    but = ", and the adversary beside them" if known else ""
     if law == "poisson":
         sampling: Sampling = Poisson(_chance(members))
         return Draw((sampling,), Adjacency.ADD_REMOVE, f"{whose} by {sampling}")
     if law == "fixed":
-        sampling = WithoutReplacement(members.size, members.of)
-        return Draw((sampling,), fixed, f"{whose} by {sampling}")
+        others = max(members.of - known, 1)
+        sampling = WithoutReplacement(min(members.size, others), others)
+        return Draw((sampling,), fixed, f"{whose} by {sampling}{but}")
     if law == "with-replacement":
-        sampling = WithReplacement(members.size, members.of)
-        return Draw((sampling,), fixed, f"{whose} by {sampling}")
+        sampling = WithReplacement(members.size, max(members.of - known, 1))
+        return Draw((sampling,), fixed, f"{whose} by {sampling}{but}")
     if law == UNKNOWN:
         worst: tuple[Sampling, ...] = (FullBatch(),)
         if members.size is not None and members.of is not None:
-            worst = (*worst, WithReplacement(members.size, members.of))
+            worst = (*worst, WithReplacement(members.size, max(members.of - known, 1)))
         words = f"the draw of {whose} is unknown: the worse of all in every sum and independent draws with replacement"
         return Draw(worst, fixed, words)
     return Draw((FullBatch(),), fixed, f"{whose} by law {law}: no amplification by their draw")

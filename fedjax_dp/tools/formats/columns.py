@@ -8,9 +8,11 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.partition import natural
+from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.records import RecordTable, as_task, make_dataset, number_labels, split_rows
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import native
+from fedjax_dp.tools.formats.words import text_classes
 
 LABEL = "label"  # the column of labels, where no other is named
 SPLIT = "split"  # a column that says train or test
@@ -21,6 +23,7 @@ OF_TABLES = ("classes", "binary", *SEVERAL)
 SHOWN = 40  # names in a line
 MISSING = ("", "?")  # words that stand for a missing value, beside those that the user names
 FEW = 16  # rows, or steps from one to the next, in which numbers may look like ids by chance
+TEXT_WORDS = 4  # words of a cell, on average, from which on a column looks like texts
 NAMED_AS_IDS = re.compile(
     r"(?i:(.*[_ .-])?(id|uuid|guid|index|idx|rownum|row|mrn|ssn)|unnamed: \d+)|.*[a-z](ID|Id)"
 )  # the whole name
@@ -110,12 +113,19 @@ TEXTS: dict[str, Callable[[str], Any]] = {
 
 
 def from_tables(
-    name: str, file: str, tables: Sequence[ColumnTable], columns: Columns, test: Any = None, **about: Any
+    name: str,
+    file: str,
+    tables: Sequence[ColumnTable],
+    columns: Columns,
+    test: Any = None,
+    texts: Reading | None = None,
+    **about: Any,
 ) -> Dataset:
     """The data set of tables of the same columns; the name of the file, if any, begins what is refused of them all.
 
     test  another table, or a fraction of the records, of every client's where clients are known; None: a column says
           it, else a fifth;
+    texts  how the one feature, a column of texts, becomes tokens; None: features are numbers;
     about  what else `make_dataset` takes.
     """
     where = f"{file}: " if file else ""
@@ -138,9 +148,14 @@ def from_tables(
     if not features:
         raise errors.refuse(f"{where}columns", ", ".join(map(str, aside)), "more than these", "features are the others")
     kind = np.float32 if columns.standardise is None else np.float64
-    complete = [_fill_missing(part, aside, features, columns) for part in everything]
-    x = np.concatenate([_features(part, features, columns.categories, kind) for part in complete])
-    notes = _notes_on(complete[: len(tables)], features, columns)
+    if texts is None:
+        complete = [_fill_missing(part, aside, features, columns) for part in everything]
+        x = np.concatenate([_features(part, features, columns.categories, kind) for part in complete])
+        notes = _notes_on(complete[: len(tables)], features, columns)
+    else:
+        complete = [_fill_missing(part, [*aside, *features], [], columns) for part in everything]
+        sentences = _texts(where, complete, features, task)
+        notes = [f"features: the words of column {printable(features[0])}"]
     clients, classes = None, None
     if client is not None:
         clients = np.concatenate([_names(part, client)[0] for part in complete])
@@ -170,13 +185,16 @@ def from_tables(
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
         )
+    users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in complete])
+    if texts is not None:
+        rows = RecordTable(clients, users, notes, text=sentences, y=y).split((train, tests))
+        return text_classes(name, file, *rows, texts, classes, **about)
     names = [f"{c}={word}" for c in features for word in columns.categories.get(c, [""])]
     learnt: tuple[str, ...] = ()
     if columns.standardise is not None:
         x, learnt, more = _standardise(where, x, train, features, columns)
         notes += more
     notes += _warn_of_sizes(x, [one.removesuffix("=") for one in names], bool(file))
-    users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in complete])
     parts = RecordTable(clients, users, notes, x=x, y=y).split((train, tests))
     return make_dataset(name, file, *parts, classes=classes, task=task, learnt=learnt, **about)
 
@@ -298,6 +316,22 @@ def _features(
     return np.concatenate(blocks, axis=1)
 
 
+def _texts(where: str, parts: Sequence[ColumnTable], features: Sequence[str], task: str) -> list[str]:
+    """The texts of the one column that is a feature."""
+    if len(features) > 1:
+        got = list_names(features)[:100]
+        remedy = "--feature-columns NAME names it, --drop leaves others out"
+        raise errors.refuse(f"{where}features", got, "one column of texts", remedy)
+    if task != "classes":
+        raise errors.refuse("task", task, "classes, for a column of texts", "drop --task")
+    column = features[0]
+    for part in parts:
+        if holds_numbers(part.frame[column]):
+            remedy = "--length and --vocabulary are for texts: drop them"
+            raise errors.refuse(f"{part.where}column {column}", "numbers", "texts", remedy)
+    return [str(text) for part in parts for text in part.frame[column]]
+
+
 def _one_hot(part: ColumnTable, column: str, words: Sequence[Any]) -> np.ndarray:
     values = part.frame[column].to_numpy()
     if values.dtype.kind == "f" and (values == np.floor(values)).all():
@@ -337,7 +371,13 @@ def _no_number(part: ColumnTable, column: str, missing: np.ndarray) -> Exception
     words = [(row, str(value)) for row, value in enumerate(values) if not (missing[row] or _is_number(value))]
     got = f"{words[0][1][:40]!r} in row {words[0][0] + 1}" if words else values.dtype
     again = [row for row, word in words if word == column]
-    if again:
+    lengths = [len(word.split()) for _, word in words]
+    if lengths and sum(lengths) >= TEXT_WORDS * len(lengths):
+        drops = f"--drop {column} leaves it out"
+        flags = f"--feature-columns {column} --length 25 reads 25 words of each text; {drops}"
+        load = f'load("csv:FILE", feature_columns="{column}", length=25) reads texts of a file'
+        remedy = _remedy(part, flags, f'{load}; drop=["{column}"] leaves it out')
+    elif again:
         got, remedy = f"the header again in row {again[0] + 1}", "drop that row, or name the files: csv:a.csv,b.csv"
     elif len(values) >= FEW and values.nunique() == len(values):
         remedy = _remedy(part, f"it looks like a name: --drop {column}", f"it looks like a name: drop=[{column!r}]")

@@ -119,7 +119,10 @@ def _layout_of(where: str, x: Any, y: Any) -> LeafLayout:
     if _is_list_of(x, (int, float, list)) and isinstance(y, str):
         raise damage_error(f"{where}: y", f"text, {y[:40]!r}", "numbers", 'labels stand without quotes, "y": [0, 1]')
     got = f"x: {_kind(x)}, y: {_kind(y)}"
-    raise damage_error(f"{where}, record 0", got, f"as in {', '.join(layout.name for layout in LAYOUTS)}")
+    remedy = "compare it with a file of LEAF's"
+    if isinstance(x, str) and isinstance(y, int):
+        remedy = "a text with a class is the fifth of six fields; csv:FILE with --length 25 reads a column of texts"
+    raise damage_error(f"{where}, record 0", got, f"as in {', '.join(layout.name for layout in LAYOUTS)}", remedy)
 
 
 def _kind(value: Any) -> str:

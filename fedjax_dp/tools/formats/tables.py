@@ -12,7 +12,7 @@ from typing import Any
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damage_error, no_text, unpack
-from fedjax_dp.data.reading import Reading
+from fedjax_dp.data.reading import COLUMNS, CSV, TABLES, TEXT, Reading
 from fedjax_dp.data.store import Dataset, UnitBound
 from fedjax_dp.tools.formats.columns import (
     LABEL,
@@ -46,7 +46,7 @@ def from_parquet(named: str, reading: Reading) -> Dataset:
 
 
 def _from_files(named: str, kind: str, reading: Reading) -> Dataset:
-    """The data set of CSV or Parquet files: columns of numbers, and one of labels, or several.
+    """The data set of CSV or Parquet files: columns of numbers, or one of texts, and one of labels, or several.
 
     Clients are the values of the client column; where none is named, each of several files is a client.
     named  a file, several with commas between, a pattern such as `hospital_*.csv`, or a folder.
@@ -63,7 +63,13 @@ def _from_files(named: str, kind: str, reading: Reading) -> Dataset:
             _number(frames, reading.client_column)
     tables = [ColumnTable(f"{path.name}: ", frame, owner) for path, frame, owner in zip(paths, frames, owners)]
     where = paths[0].name if len(paths) == 1 else folders.printable(named)
-    about: dict[str, Any] = {"record_shape": reading.record_shape, "bounds": bounds}
+    about: dict[str, Any] = {"bounds": bounds}
+    if any(getattr(reading, option) is not None for option in TEXT):
+        of_texts = {*COLUMNS, *TABLES, *CSV, *TEXT}.difference(("record_shape", "standardise", "categories"))
+        reading.require_meant(of_texts, "a column of texts")
+        about["texts"] = reading
+    elif reading.record_shape is not None:
+        about["record_shape"] = reading.record_shape
     return from_tables(_name_of(named, paths), where, tables, columns, **about)
 
 
@@ -132,7 +138,8 @@ def _bounds(reading: Reading) -> tuple[UnitBound, ...]:
     if all(value is None for value in bounds.values()):
         return ()
     errors.require_given("user_column", reading.user_column, "a bound belongs to it")
-    records = errors.require_given("records_per_user", reading.records_per_user, "without a bound nothing is known")
+    remedy = "records_per_user 10 keeps ten of each user; without a bound nothing is known"
+    records = errors.require_given("records_per_user", reading.records_per_user, remedy)
     clients = 1 if reading.clients_per_user is None else reading.clients_per_user
     errors.require_count("records_per_user", records)
     errors.require_count("clients_per_user", clients)

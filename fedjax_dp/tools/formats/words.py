@@ -68,11 +68,18 @@ def token_rows(name: str, where: str, train: RecordTable, test: RecordTable | No
 
 
 def text_classes(
-    name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading, classes: int
+    name: str,
+    where: str,
+    train: RecordTable,
+    test: RecordTable | None,
+    reading: Reading,
+    classes: int | None,
+    **about: Any,
 ) -> Dataset:
     """Texts as words in lower case, `(length,)`, and their classes; 0 pads, 1 and on are unknown, words come then.
 
     A text without words is one unknown word.
+    about  what else `make_dataset` takes.
     """
     length = MESSAGE if reading.length is None else reading.length
     check_cut(length, None, 0)
@@ -84,7 +91,7 @@ def text_classes(
         part.with_columns(x=cut_words(text, ids, length), y=np.array(part["y"], np.int32))
         for part, text in zip(parts, texts)
     )
-    about: dict[str, Any] = {"tokens": True, "vocabulary": ids.vocabulary, "learnt": learnt}
+    about |= {"tokens": True, "vocabulary": ids.vocabulary, "learnt": learnt}
     return make_dataset(name, where, train, test, classes=classes, **about)
 
 

@@ -17,6 +17,7 @@ import fedjax_dp
 from fedjax_dp import algorithms, errors
 from fedjax_dp.experiments import build, config, environment, groups, population
 from fedjax_dp.options import of_class
+from fedjax_dp.privacy.terms import ACCOUNTANTS
 from fedjax_dp.rounds import simulation
 from fedjax_dp.tools import cli
 from fedjax_dp.tools.cli import account, audit, bench, data, run, sweep
@@ -91,6 +92,15 @@ def test_human_output_is_one_guarantee_and_no_traceback(capsys):
     assert pathlib.Path("runs/digits-dpnfl-s0").is_dir()
     assert cli.main(["run", *QUICK]) == 0  # a second run gets a folder of its own
     assert pathlib.Path("runs/digits-dpnfl-s0-2").is_dir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("by", "found"), [("--epsilon", True), ("--noise-multiplier", False)])
+def test_the_log_says_whether_noise_was_found_or_its_epsilon_computed(by, found, capsys):
+    assert cli.main(["run", *QUICK, by, "3"]) == 0
+    log = capsys.readouterr().err
+    assert ("found the least noise" in log) == found
+    assert ("computed the epsilon" in log) != found
 
 
 @pytest.mark.slow
@@ -183,6 +193,7 @@ def test_the_first_page_says_of_what_most_runs_need_what_it_is_its_default_and_a
     rows = [line for line in out.splitlines() if line.startswith("  --") and "GROUP" not in line]
     assert 18 <= len([row for row in rows if "NAME --help" not in row and "--help-all" not in row]) <= 20
     assert "  --rounds 50            number of rounds [40]\n" in out
+    assert re.search(r"  --noise-multiplier 2 +standard deviation of the noise .*\[from epsilon\]", out)
     assert all(group in out for group in groups.HELP_GROUPS)
 
 
@@ -570,6 +581,14 @@ def test_flags_are_read_alike_where_a_tracker_has_loaded_pydantic():
         ("--max-grad-norm", "--clip-norm"),
         ("--epsilon-budget", "--epsilon"),
         ("--lerning-rate", "--learning-rate"),
+        ("--num-sampled-clients", "--cohort-size"),
+        ("--num-supernodes", "--num-clients"),
+        ("--strategy", "--algorithm"),
+        ("--sample-rate", "--poisson-rate"),
+        ("--poisson-sampling", "--batches"),
+        ("--label", "--label-column"),
+        ("--tokenizer", "--vocabulary"),
+        ("--max-length", "--length"),
     ],
 )
 def test_names_of_other_tools_lead_to_the_right_ones(capsys, theirs, ours):
@@ -577,9 +596,23 @@ def test_names_of_other_tools_lead_to_the_right_ones(capsys, theirs, ours):
     assert f"did you mean {ours}?" in capsys.readouterr().err
 
 
-def test_every_name_that_is_offered_for_another_is_an_option_of_some_entry(capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["run", "--help-all"])
+@pytest.mark.parametrize("theirs", ["make_private", "PrivacyEngine"])
+def test_classes_and_functions_of_other_tools_lead_to_entries(theirs):
+    with pytest.raises(AttributeError, match="did you mean dp_fedavg_record"):
+        getattr(fedjax_dp, theirs)
+
+
+def test_an_accountant_of_another_tool_leads_to_ours(capsys):
+    assert cli.main(["run", "--accountant", "prv"]) == 2
+    assert "did you mean pld?" in capsys.readouterr().err
+
+
+def test_every_name_that_is_offered_for_another_is_an_option_an_entry_or_an_accountant(capsys):
+    for command in ("run", "account"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help-all"])
     flags = set(re.findall(r"--[a-z][a-z0-9-]*", capsys.readouterr().out))
-    entries = {name for entry in algorithms.CATALOGUE.values() for name in entry.options}
-    assert not {*errors.ELSEWHERE.values()} - {flag[2:].replace("-", "_") for flag in flags} - entries
+    known = {name for entry in algorithms.CATALOGUE.values() for name in entry.options}
+    known |= {flag[2:].replace("-", "_") for flag in flags} | {*algorithms.CATALOGUE} | {*ACCOUNTANTS}
+    for ours in errors.ELSEWHERE.values():
+        assert {ours} <= known if isinstance(ours, str) else {*ours} <= known

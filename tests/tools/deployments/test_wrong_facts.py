@@ -13,6 +13,7 @@ from test_judgement import CENTRAL, MESSAGE, RECORD, merged, replace
 from fedjax_dp import errors
 from fedjax_dp.tools import cli
 from fedjax_dp.tools.deployments import Deployment, check, templates
+from fedjax_dp.tools.deployments.description import missing_facts_error
 
 WRONG = [  # the deployment, what is changed, and the name that the line must have
     *((RECORD, {"delta": value}, "delta") for value in (0, 1, -1e-5, math.nan, "small", [1e-5])),
@@ -105,6 +106,21 @@ def test_what_cannot_be_is_refused_in_one_line_that_names_the_fact(facts, change
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("weights.denominator", "count: the actual number of members (fixed, count, unknown)"),
+        ("weights.largest", "largest share of one client"),
+        ("noise.by", "(server, client)"),
+        ("rounds", "rounds"),
+    ],
+)
+def test_a_single_missing_fact_is_named_with_what_it_is(name, words):
+    line = str(missing_facts_error([name]))
+    assert words in line.removeprefix(name)
+    assert line.endswith("there is no default for it")
+
+
 def test_blanks_are_listed_all_at_once(tmp_path):
     for name in templates.names():
         path = tmp_path / f"{name}.toml"
@@ -170,3 +186,9 @@ def test_a_deployment_is_printed_as_the_file_it_is_read_from():
     for facts in (RECORD, CENTRAL, MESSAGE):
         deployment = replace(facts)
         assert Deployment.from_dict(deployment.to_dict()) == deployment
+
+
+def test_the_folder_of_a_run_is_refused_with_the_command_that_reads_it(tmp_path):
+    code, _, err = ran("check", tmp_path)
+    assert code == 2
+    assert "fedjax-dp account --ledger FOLDER" in err

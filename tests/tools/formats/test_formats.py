@@ -494,7 +494,11 @@ def test_windows_in_another_order_bound_no_token(tmp_path):
 @pytest.mark.parametrize(
     ("name", "option", "told"),
     [
-        ("digits", {"length": 3}, "length must be left out for digits, got 3; it is for leaf:PATH, tff:PATH, hf:PATH"),
+        (
+            "digits",
+            {"length": 3},
+            "length must be left out for digits, got 3; it is for csv:PATH, parquet:PATH, ",
+        ),
         ("leaf", {"subset": "x"}, "subset must be left out for leaf, got 'x'; it is for tff:PATH"),
         ("leaf", {"length": 3}, "length must be left out for LEAF's Shakespeare"),
         ("leaf", {"vocabulary": "f"}, "vocabulary must be left out for LEAF's Shakespeare"),

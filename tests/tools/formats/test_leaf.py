@@ -84,6 +84,7 @@ def test_names_with_odd_characters_are_names(tmp_path, name):
         ([[1.0], [1e39]], [0, 1], "numbers outside of it"),
         ([[True], [False]], [0, 1], "truth values"),
         ([[], []], [0, 1], "as in numbers, Shakespeare"),
+        (["good", "bad"], [0, 1], "csv:FILE with --length 25 reads a column of texts"),
         ([[1.0], [2.0]], [0, -1], "from -1"),
         ([[1.0], [2.0]], [0, 5], "without 1"),
         ([[1.0], [2.0]], ["a", "b"], "labels stand without quotes"),

@@ -605,3 +605,84 @@ def test_records_of_a_shape_are_warned_of_like_those_of_other_readers(tmp_path):
     dataset = load(f"csv:{tmp_path / 'a.csv'}", record_shape="3,2,2")
     assert dataset.x_train.shape[1:] == (3, 2, 2)
     assert any("(3, 2, 2) look like images with channels first" in note for note in dataset.notes)
+
+
+# A column of texts.
+
+
+def messages(records=20):
+    """Short messages of four users, and whether they like it."""
+    likes = [number % 2 for number in range(records)]
+    texts = [f"I {'like' if good else 'hate'} it very much" for good in likes]
+    return pd.DataFrame({"user": [f"u{n % 4}" for n in range(records)], "text": texts, "mood": likes})
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_a_column_of_texts_becomes_tokens_of_its_words(kind):
+    frame = messages()
+    frame.to_csv("messages.csv", index=False)
+    frame.to_parquet("messages.parquet")
+    read = load(f"{kind}:messages.{kind}", label_column="mood", client_column="user", length=6)
+    assert read.tokens
+    assert read.x_train.shape == (16, 6)
+    assert read.vocabulary.size == 2 + len({"i", "like", "hate", "it", "very", "much"})
+    assert "a vocabulary of the most frequent words of all training records" in read.learnt
+    first, second = (read.x_train[read.y_train == label] for label in (0, 1))
+    assert (first == first[0]).all()
+    assert (second == second[0]).all()
+    assert (first[0] != second[0]).tolist() == [False, True, False, False, False, False]
+    assert (first[0] == 0).tolist() == [False] * 5 + [True]  # padded
+
+
+def test_texts_of_people_are_bounded_by_person_and_public_words_are_no_statistic():
+    messages().to_csv("messages.csv", index=False)
+    pathlib.Path("words.txt").write_text("like\nhate\n")
+    people = {"user_column": "user", "records_per_user": 3}
+    read = load("csv:messages.csv", label_column="mood", vocabulary="words.txt", **people)
+    assert read.learnt == ()
+    assert [bound.records for bound in read.bounds] == [3]
+    assert set(read.unit_ids) <= {"u0", "u1", "u2", "u3"}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "column text must be numeric, got 'I like it very much' in row 2; --feature-columns text --length 25"),
+        ({"length": 5, "task": "regression", "feature_columns": "text"}, "task must be classes, for a column of texts"),
+        ({"length": 5, "standardise": "records"}, "standardise must be left out for a column of texts"),
+        ({"length": 5, "drop": "text", "feature_columns": "more"}, "column more must be texts, got numbers; --length"),
+        ({"vocabulary_size": 9}, "features must be one column of texts, got text, more; --feature-columns NAME"),
+    ],
+)
+def test_what_is_no_column_of_texts_is_refused_with_its_remedy(options, words):
+    frame = messages().assign(more=range(20))
+    frame.loc[0, "text"] = "1"
+    frame.to_csv("messages.csv", index=False)
+    assert words in refusal(load, "csv:messages.csv", label_column="mood", client_column="user", **options)
+
+
+def test_a_text_that_is_missing_is_named_or_filled():
+    frame = messages()
+    frame.loc[3, "text"] = None
+    frame.to_csv("messages.csv", index=False)
+    options = {"label_column": "mood", "client_column": "user", "length": 5}
+    assert "column text must be given in every row, got nothing in row 4" in refusal(
+        load, "csv:messages.csv", **options
+    )
+    assert len(load("csv:messages.csv", **options, fill="text=silence").x_train) == 16
+
+
+@pytest.mark.parametrize("given", [np.array(["a b", "c"]), np.array(["a b", "c"], object), ["a b", "c"]])
+def test_arrays_of_texts_are_refused_with_what_reads_them(given):
+    assert "x_train must be real numbers, got texts; load(" in refusal(fdp.dataset, given, [0, 1], given, [0, 1])
+    table = refusal(fdp.dataset, messages(), label="mood", client="user")
+    assert 'feature_columns="text", length=25) reads texts of a file' in table
+
+
+def test_a_bound_on_people_that_is_missing_or_leaves_a_client_nothing_says_how_to_go_on():
+    messages().to_csv("messages.csv", index=False)
+    people = {"label_column": "mood", "user_column": "user", "length": 5}
+    assert "records_per_user 10 keeps ten of each" in refusal(load, "csv:messages.csv", **people)
+    read = load("csv:messages.csv", records_per_user=9, **people)
+    rows = np.arange(len(read.x_train))
+    assert "divide by users (--client-column)" in refusal(fdp.federate, read, [rows[:12], rows[12:]])
