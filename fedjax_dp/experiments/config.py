@@ -257,6 +257,8 @@ def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
                 raise errors.refuse(name, explicit[name], "left out when noise_multiplier is given", "keep one of them")
     if "epsilon" in explicit:
         preset.pop("epsilon_high", None)
+    if isinstance(clients := explicit.get("num_clients"), int) and "cohort_size" in preset:
+        preset["cohort_size"] = min(preset["cohort_size"], max(clients, 1))
     if "participation_log" in explicit:  # which says all that a cohort is drawn by
         preset["cohort"] = "log"
     for slot, size in (("cohort", "cohort_size"), ("batches", "batch_size")):

@@ -100,3 +100,9 @@ def test_a_budget_that_is_none_is_refused_by_file_and_flag(tmp_path):
     assert f"run.toml: epsilon must be {wanted}, got [1, 'much']" in refusal(read, tmp_path / "run.toml")
     assert f"--epsilon must be {wanted}, got 'much'" in refusal(known_flags, ["--epsilon", "much"], known_options())
     assert "budgets 1,2 of clients" in refusal(RunSpec.of({"epsilon": "1,2", "epsilon_high": 3}).privacy.terms, 2, 0)
+
+
+@pytest.mark.parametrize(("clients", "cohort"), [(1, 1), (3, 3), (50, 5)])
+def test_a_usual_cohort_is_not_larger_than_the_clients(clients, cohort):
+    assert RunSpec.of({"num_clients": clients}).options["cohort_size"] == cohort
+    assert RunSpec.of({"num_clients": clients, "cohort_size": 2}).options["cohort_size"] == 2
