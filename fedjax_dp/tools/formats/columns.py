@@ -310,7 +310,7 @@ def _one_hot(part: ColumnTable, column: str, words: Sequence[Any]) -> np.ndarray
         row = int(np.argmin(hot.any(1)))
         remedy = _remedy(part, "add it to --categories, or drop the row", "add it to categories, or drop the row")
         raise errors.refuse(
-            f"{part.where}column {column}", f"{text[row][:40]!r} in row {row + 1}", f"one of {_shown(known)}", remedy
+            f"{part.where}column {column}", f"{text[row][:40]!r} in row {row + 1}", f"one of {_shown(words)}", remedy
         )
     return hot
 
