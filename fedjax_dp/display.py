@@ -146,6 +146,11 @@ def count(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
+def half(number: float) -> str:
+    """A number of halves, such as the median of counts: 528, 1,024.5."""
+    return f"{number:,.1f}".removesuffix(".0")
+
+
 def size(number: float) -> str:
     """Bytes in the largest unit in which the number is at least 1."""
     for unit, large in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):

@@ -38,5 +38,7 @@ def test_the_page_leads_from_three_files_to_a_report(hospitals, capsys):
     assert "looks like an id" not in said.err
     result = json.loads(pathlib.Path("hospitals/result.json").read_text())
     assert result["test_accuracy"] > 0.7
-    page = next(pathlib.Path().glob("*.html")).read_text()
+    page = pathlib.Path("hospitals.html").read_text()
     assert re.search("epsilon", page)
+    statement = pathlib.Path("hospitals-statement.md").read_text()
+    assert "The values that replace missing ones are public" in statement

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import inspect
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec
 
@@ -154,7 +155,11 @@ class Entry(Generic[P]):
         for name, option in self._arguments.items():
             if name in self._keywords and name not in self.fixes:
                 default = "required" if option.default is options.REQUIRED else f"default {option.default!r}"
-                lines.append(f"    {name}: {option.about.text.split('; ')[0]} ({default})")
+                text = ": ".join(filter(None, [option.about.text.split("; ")[0], ", ".join(option.choices or ())]))
+                line = f"{name}: {text} ({default})"
+                lines += textwrap.wrap(
+                    line, 116, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False
+                )
         return "\n".join(lines)
 
     def preset(self, known: Values) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp import errors, hooks
 from fedjax_dp.data.files import check_keys, read_npz
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import RecordTable, make_dataset
+from fedjax_dp.data.records import RecordTable, make_dataset, number_labels
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, native
 
@@ -55,7 +55,7 @@ def dataset(
     standardise      likewise: public (mean, deviation) by column, a public DataFrame to compute them from, or
                      "records": of the training records, which no epsilon covers, as the Guarantee then says.
     The last five may also be texts, as `load` takes them: fill="dose=0".
-    Bytes are scaled to [0, 1]. Labels of a DataFrame may be anything; sorted, they are the classes.
+    Bytes are scaled to [0, 1]. Labels are numbers from 0 or words, in a DataFrame anything; sorted, they are classes.
     Raises: ConfigurationError, in one line, for anything that is no data set.
     """
     of_tables = {"label": label, "client": client, "drop": drop, "categories": categories, "fill": fill}
@@ -77,8 +77,7 @@ def dataset(
     for what, ids in (("client_ids", client_ids), ("test_client_ids", test_client_ids)):
         if ids is not None:
             ids = _as_array(what, ids)
-            text = ids.dtype == object and all(isinstance(word, str) for word in ids.ravel())
-            arrays[what] = ids.astype(str) if text else ids
+            arrays[what] = ids.astype(str) if _is_text(ids) else ids
     return _of_arrays(name, "", arrays, classes, task, vocabulary)
 
 
@@ -148,8 +147,16 @@ def _of_arrays(
 
 
 def _normalise_labels(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str, Any], int | None, list[str]]:
-    """Labels of shape (n, 1) as (n,), and one-hot rows as the place of their 1, with the note on it."""
+    """Words as numbers, labels of shape (n, 1) as (n,), and one-hot rows as the place of their 1, with notes on it."""
     both = arrays["y_train"], arrays["y_test"]
+    if all(_is_text(y) and y.ndim == 1 for y in both):
+        for what, words in zip(("y_train", "y_test"), both):
+            if empty := int((words == "").sum()):
+                got = f"{empty} empty of {len(words)}"
+                raise errors.refuse(what, got, "a label of every record", "drop records without a label")
+        numbers, known, notes = number_labels(np.concatenate([y.astype(str) for y in both]))
+        labels = dict(zip(("y_train", "y_test"), np.split(numbers, [len(both[0])])))
+        return arrays | labels, known if classes is None else classes, notes
     if not all(hasattr(y, "dtype") and y.ndim == 2 and len(y) for y in both) or both[0].shape[1] != both[1].shape[1]:
         return arrays, classes, []
     width = both[0].shape[1]
@@ -159,6 +166,11 @@ def _normalise_labels(arrays: dict[str, Any], classes: int | None) -> tuple[dict
         return arrays, classes, []
     labels = {"y_train": both[0].argmax(1), "y_test": both[1].argmax(1)}
     return arrays | labels, width if classes is None else classes, [f"one-hot labels are classes 0 to {width - 1}"]
+
+
+def _is_text(array: Any) -> bool:
+    kind = array.dtype.kind if hasattr(array, "dtype") else ""
+    return kind == "U" or (kind == "O" and array.size > 0 and all(isinstance(word, str) for word in array.ravel()))
 
 
 def _as_array(what: str, numbers: Any) -> np.ndarray:

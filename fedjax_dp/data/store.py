@@ -17,7 +17,7 @@ from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.client_names import ClientNames, as_client_names, client_label, in_brackets
 from fedjax_dp.data.targets import Vocabulary, as_arrays, as_stored, native, rows_of, without_records
-from fedjax_dp.display import Card, count, displayed
+from fedjax_dp.display import Card, count, displayed, half
 from fedjax_dp.pytrees import checksum, mask_rows, structure, value
 
 KEPT = ("name", "scale", "shift", "classes", "learnt", "notes", "overlap")  # of a data set, whoever holds its records
@@ -119,11 +119,11 @@ class FederatedData:
 
     def _card(self) -> Card:
         sizes = np.sort(np.asarray(self.sizes))
-        middle, each = sizes[len(sizes) // 2], count(int(sizes[-1]), "record")
+        middle, each = half(float(np.median(sizes))), count(int(sizes[-1]), "record")
         facts = {
             "clients": f"{len(sizes):,}{in_brackets(self.names)}",
             "training": count(int(sizes.sum()), "record"),
-            "of a client": each if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {each}, median {middle:,}",
+            "of a client": each if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {each}, median {middle}",
             "test": count(len(self.x_test), "record"),
             **_record_facts(self.x, self.tokens),
             **_target_facts(self.task, self.y, self.classes),

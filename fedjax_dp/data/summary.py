@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.client_names import SHOWN
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.display import Card, Table, displayed
+from fedjax_dp.display import Card, Table, displayed, half
 
 LABELLED = ("classes", "binary", "multi_label")  # tasks whose targets are labels
 
@@ -49,7 +49,7 @@ class Summary(NamedTuple):
             facts["label distance"] = f"{self.label_distance:.3f} ({about})"
         spreads = {"records per client": self.records_per_client, "labels per client": self.labels_per_client}
         rows = [
-            [name, f"{spread[0]:,}", f"{spread[1]:,g}", f"{spread[2]:,}"] for name, spread in spreads.items() if spread
+            [name, f"{spread[0]:,}", half(spread[1]), f"{spread[2]:,}"] for name, spread in spreads.items() if spread
         ]
         return Card(title, facts, Table(["", "least", "median", "largest"], rows))
 

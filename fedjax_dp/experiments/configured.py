@@ -188,10 +188,13 @@ def _small_clients(run: PlannedRun) -> list[str]:
     drawn = isinstance(batches.sampling(2**31), WithoutReplacement | Poisson | RandomAllocation | BallsInBins)
     if not small or not drawn:
         return []
+    remedies = ["--batches epochs", "a smaller --batch-size"]
+    if run.terms.epsilon is None:
+        remedies.append("noise per client (by --epsilon)")
+    gain = "the largest epsilon" if run.terms.epsilon is None else "the noise that the budget needs"
     return [
         f"{small} of {count(len(sizes), 'client')} with at most {size} records use all of them in every step, without "
-        "amplification by sampling; --batches epochs, a smaller --batch-size, noise per client (by --epsilon) or "
-        f"--min-records {size + 1} would lower the largest epsilon"
+        f"amplification by sampling; {', '.join(remedies)} or --min-records {size + 1} would lower {gain}"
     ]
 
 

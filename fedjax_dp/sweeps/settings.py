@@ -109,6 +109,20 @@ def deployment_mark(records: Iterable[Record]) -> str:
     return marks[0] if len(marks) == 1 else "of several deployments" if any(marks) else ""
 
 
+def epsilon_terms(records: Iterable[Record], *, view: bool = False) -> list[str]:
+    """What the proved epsilons are of: delta, unit, adjacency and perhaps view, or that points differ in them."""
+    private = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
+    names = {"delta": "delta {:g}", "unit": "one {}", "adjacency": "{}"} | ({"view": "view {}"} if view else {})
+    parts = []
+    for name, wording in names.items():
+        known = {guarantee.get(name): None for guarantee in private}
+        if len(known) == 1 and None not in known:
+            parts.append(wording.format(*known))
+        elif known:
+            parts.append(f"{name} differs")
+    return parts
+
+
 def interval(numbers: Sequence[float]) -> Interval:
     """Mean, standard deviation and the 95% interval mean +- t s / sqrt(n) with n - 1 degrees of freedom.
 

@@ -14,6 +14,7 @@ from fedjax_dp.sweeps.settings import (
     Interval,
     Setting,
     deployment_mark,
+    epsilon_terms,
     interval,
     metric_of,
     paired_difference,
@@ -54,7 +55,10 @@ class Winners(NamedTuple):
     @property
     def mark(self) -> str:
         """The mark of the deployments that the Guarantees are of, if any."""
-        return deployment_mark([point for row in self.rows if row.setting for point in row.setting.points])
+        return deployment_mark(self._points())
+
+    def _points(self) -> list[Record]:
+        return [point for row in self.rows if row.setting for point in row.setting.points]
 
     def table(self) -> list[dict[str, Any]]:
         """A row for each winner. Numbers that need more seeds are NaN; an epsilon without privacy is infinite."""
@@ -91,6 +95,10 @@ class Winners(NamedTuple):
     def notes(self) -> list[str]:
         """Remarks that readers of the numbers need."""
         lines = []
+        if terms := epsilon_terms(self._points(), view=True):
+            lines.append(f"proved epsilon: {', '.join(terms)}")
+        caveats = dict.fromkeys(point["guarantee"].get("caveat") for point in self._points())
+        lines += [f"proved epsilon: {caveat}" for caveat in caveats if caveat]
         if any(row.score.seeds == 1 for row in self.rows):
             lines.append("one seed has no deviation and no interval")
         if any(row.score.seeds > 1 for row in self.rows):

@@ -11,7 +11,10 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors
 
 TEST = "test_"  # begins the name of a metric in a history
-PUBLIC_TESTS = "choose by a test set that is no client's (leave out holdout and test_clients)"
+PUBLIC_TESTS = (
+    "choose by a test set that is no client's (holdout, test_client_ids, test_clients and tables of clients make one "
+    "that is theirs)"
+)
 
 
 class Measure(NamedTuple):

@@ -188,6 +188,18 @@ def test_a_signature_shows_every_option_with_its_type_and_default():
     assert "Annotated" not in str(inspect.signature(fdp.dpnfl))
 
 
+@pytest.mark.parametrize("name", fdp.CATALOGUE)
+def test_help_names_every_choice_that_an_option_has(name):
+    """Whoever reads `help(fdp.dpnfl)` need not ask for a wrong cohort to learn which there are."""
+    made = fdp.CATALOGUE[name]
+    text = " ".join(made.help.split())
+    shown = [made.options[one].choices for one in inspect.signature(made).parameters if one in made.options]
+    assert any(shown)
+    for choices in filter(None, shown):
+        assert f"{', '.join(choices)} (" in text
+    assert all(len(line) <= 120 for line in made.help.splitlines())
+
+
 def test_a_bare_function_of_options_is_an_entry_too():
     def bare(*, rate: float, **common: Unpack[Common]) -> fdp.Algorithm:
         """A function.

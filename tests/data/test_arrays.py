@@ -39,6 +39,23 @@ def test_classes_without_a_record_are_told():
     assert note == "warning: 1 of 3 labels have no record: 2"
 
 
+@pytest.mark.parametrize("kind", [str, object])
+def test_words_are_classes_with_the_same_numbers_in_both_parts(kind):
+    """Numbered in sorted order over both parts, so that a word which one of them lacks shifts no other."""
+    words = np.array(["cat", "dog", "elk", "fox"], kind)
+    rare = Y[:8] % 3 + 1  # no cat
+    for tests in (Y[:8], rare):
+        named = fdp.dataset(**GOOD | {"y_train": words[Y], "y_test": words[tests]})
+        np.testing.assert_array_equal(named.y_train, Y)
+        np.testing.assert_array_equal(named.y_test, tests)
+        assert named.classes == 4
+        assert "labels in sorted order are classes 0 to 3: cat, dog, elk, fox" in named.notes
+    np.savez("words.npz", **GOOD | {"y_train": words.astype(str)[Y], "y_test": words.astype(str)[rare]})
+    np.testing.assert_array_equal(fdp.load("npz:words.npz").y_test, rare)
+    with pytest.raises(fdp.ConfigurationError, match="y_test must be a label of every record, got 2 empty of 8"):
+        fdp.dataset(**GOOD | {"y_train": words[Y], "y_test": np.where(Y[:8] == 1, "", words[Y[:8]]).astype(kind)})
+
+
 @pytest.mark.parametrize("value", [1e40, -1e40, 3.4028236e38])
 def test_what_float32_does_not_hold_is_no_feature_and_no_target(value, recwarn):
     """Models compute in float32: it would become infinite on the way to a device."""

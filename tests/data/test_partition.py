@@ -312,6 +312,21 @@ def test_summary_counts_and_measures_by_hand():
     assert told.label_distance == pytest.approx(1 / 3)  # pooled (2/3, 1/3): both clients are 1/3 away
 
 
+@pytest.mark.parametrize(
+    ("sizes", "median"),
+    [((2, 3, 7, 12), "5"), ((1, 2), "1.5"), ((3, 4, 5), "4"), ((1_234_560, 1_234_561), "1,234,560.5")],
+)
+def test_the_median_client_has_one_number_of_records_wherever_it_is_shown(sizes, median):
+    y = np.zeros(sum(sizes), np.int64)
+    clients = np.split(np.arange(len(y)), np.cumsum(sizes)[:-1])
+    store = data.federate(
+        Dataset("toy", np.zeros((len(y), 1), np.uint8), y, np.zeros((1, 1), np.uint8), y[:1], 1), clients
+    )
+    assert f"records, median {median}\n" in str(store) + "\n"
+    (row,) = (line for line in str(data.summarise(store)).splitlines() if "records per client" in line)
+    assert row.split()[-2] == median
+
+
 @given(st.integers(1, 5), st.integers(1, 5))
 @settings(max_examples=20, deadline=None)
 def test_label_distance_is_zero_where_clients_are_alike(num_clients, each):

@@ -1,6 +1,8 @@
 """Whatever is chosen by private records has no epsilon, in one line with the remedy; by public ones it is as it was."""
 
+import inspect
 import json
+import re
 
 import numpy as np
 import pytest
@@ -78,6 +80,14 @@ def test_no_way_of_choosing_by_held_out_records_has_an_epsilon(way):
             assert "records that clients hold out" in line
             assert line.endswith(PUBLIC_TESTS)
             assert "\n" not in line
+
+
+def test_the_remedy_names_every_option_by_which_test_records_belong_to_clients():
+    """A first user had none of those that the line named, and could not leave them out."""
+    options = {*inspect.signature(fdp.dataset).parameters, *inspect.signature(fdp.federate).parameters, "holdout"}
+    owners = {name for name in options if name.startswith("test_client") or name == "holdout"}
+    assert owners <= {*re.findall(r"\w+", PUBLIC_TESTS)}
+    assert "tables" in PUBLIC_TESTS  # whose files hold out a fifth of every client's records
 
 
 @pytest.mark.parametrize("way", WAYS)

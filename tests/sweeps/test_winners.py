@@ -121,6 +121,27 @@ def test_the_table_is_printed_as_text_csv_latex_and_json(capsys):
     assert told["best"][0]["minus_dp_one_mean"] is None
 
 
+@pytest.mark.parametrize("form", ["text", "csv", "latex"])
+def test_no_table_has_an_epsilon_without_what_it_is_of(form, capsys):
+    """Delta, unit, adjacency, view, and what has to be read before the number; a table of a paper begins with it."""
+    caveat = "no guarantee for clients drawn more often than on average"
+    records = sweep_of((0, 1))
+    for record in records:
+        record["guarantee"]["caveat"] = caveat if record["values"]["epsilon"] == 4.0 else None
+    assert cli.main(["best", str(sweep_folder(records, AXES)), "--table", form]) == 0
+    out, err = capsys.readouterr()
+    notes = [line.strip(" %") for line in (err if form == "csv" else out).splitlines()]
+    assert "proved epsilon: delta 0.001, one record, replace-one, view uploads" in notes
+    assert notes.count(f"proved epsilon: {caveat}") == 1
+    for record in records:
+        record["guarantee"]["delta"] = 1e-4 * record["values"]["epsilon"]
+    assert "proved epsilon: delta differs, one record, replace-one, view uploads" in winners(records, AXES).notes()
+    public = sweep_of((0, 1))
+    for record in public:
+        record["guarantee"] |= {"epsilon": None, "delta": None}
+    assert not any("proved epsilon" in note for note in winners(public, AXES).notes())
+
+
 @pytest.mark.parametrize(
     ("axes", "head", "rows"),
     [

@@ -19,6 +19,7 @@ from fedjax_dp.sweeps.settings import (
     Setting,
     deployment_mark,
     epsilon_places,
+    epsilon_terms,
     group_by_value,
     pick,
     pick_or_stopped,
@@ -151,16 +152,8 @@ def frontier(settings: Sequence[Setting], metric: Measure) -> list[Setting]:
 
 def epsilon_label(settings: Sequence[Setting]) -> str:
     """The label of the proved epsilon: delta, unit and adjacency, or that points differ in them."""
-    found = [point["guarantee"] for point in all_points(settings)]
-    private = [guarantee for guarantee in found if guarantee.get("epsilon") is not None]
-    parts = []
-    for name, wording in (("delta", "delta {:g}"), ("unit", "one {}"), ("adjacency", "{}")):
-        known = {guarantee.get(name): None for guarantee in private}
-        if len(known) == 1 and None not in known:
-            parts.append(wording.format(*known))
-        elif known:
-            parts.append(f"{name} differs")
-    return "; ".join(filter(None, ["proved epsilon (nats)", *parts, deployment_mark(all_points(settings))]))
+    points = all_points(settings)
+    return "; ".join(filter(None, ["proved epsilon (nats)", *epsilon_terms(points), deployment_mark(points)]))
 
 
 def all_points(settings: Sequence[Setting]) -> list[Record]:

@@ -224,6 +224,10 @@ def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence
     for column, words in columns.categories.items():
         if len(set(map(str, words))) < len(words) or not len(words):
             raise errors.refuse(f"categories of {column}", "a word twice, or none", "different words")
+        constant = fill.get(column)
+        if constant is not None and _as_word(constant) not in map(str, words):
+            wanted = f"one of {_shown(words)}, the categories of {column}"
+            raise errors.refuse(f"fill of {column}", repr(constant)[:60], wanted, "add it to the categories")
         if both := [word for word in map(str, columns.missing) if word in map(str, words)]:
             raise errors.refuse("missing", repr(both[0]), f"other words than the categories of {column}", "drop one")
 
@@ -333,18 +337,14 @@ def _texts(where: str, parts: Sequence[ColumnTable], features: Sequence[str], ta
 
 
 def _one_hot(part: ColumnTable, column: str, words: Sequence[Any]) -> np.ndarray:
-    values = part.frame[column].to_numpy()
-    if values.dtype.kind == "f" and (values == np.floor(values)).all():
-        values = values.astype(np.int64)
-    text = values.astype(str)
+    text = np.array([_as_word(value) for value in part.frame[column]])
     known = np.array([str(word) for word in words])
     hot = text[:, None] == known
     if not hot.any(1).all():
         row = int(np.argmin(hot.any(1)))
-        shown = ", ".join(known[:SHOWN]) + ", ..." * (len(known) > SHOWN)
         remedy = _remedy(part, "add it to --categories, or drop the row", "add it to categories, or drop the row")
         raise errors.refuse(
-            f"{part.where}column {column}", f"{text[row][:40]!r} in row {row + 1}", f"one of {shown}", remedy
+            f"{part.where}column {column}", f"{text[row][:40]!r} in row {row + 1}", f"one of {_shown(words)}", remedy
         )
     return hot
 
@@ -403,6 +403,15 @@ def _is_number(value: Any) -> bool:
     except (TypeError, ValueError):
         return False
     return True
+
+
+def _as_word(value: Any) -> str:
+    """A cell as the word of a category: pandas reads whole numbers as 1.0 where another cell of the column is empty."""
+    return f"{value:.0f}" if isinstance(value, float | np.floating) and value.is_integer() else str(value)
+
+
+def _shown(words: Sequence[Any]) -> str:
+    return ", ".join(map(str, words[:SHOWN])) + ", ..." * (len(words) > SHOWN)
 
 
 def _names(part: ColumnTable, column: str) -> tuple[np.ndarray, bool]:

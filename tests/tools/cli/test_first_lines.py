@@ -1,7 +1,12 @@
 """What a run says before its first round of what nobody chose."""
 
+import numpy as np
 import pytest
 
+import fedjax_dp as fdp
+from fedjax_dp.experiments import configured
+from fedjax_dp.privacy import PrivacyTerms
+from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.tools import cli
 from fedjax_dp.tools.cli import run
 
@@ -13,11 +18,30 @@ def first_lines(capsys, *words):
 
 @pytest.mark.slow
 def test_defaults_of_a_paper_and_clients_that_no_sampling_hides_are_named(capsys):
-    said = first_lines(capsys, "--algorithm", "dpnfl", "--batch-size", "150", "--out", "a")
+    said = first_lines(capsys, "--algorithm", "dpnfl", "--batch-size", "150", "--noise-multiplier", "2", "--out", "a")
     assert "dpnfl uses --schedule inverse_sqrt, --l2 0.001 by default" in said
     assert "10 of 10 clients with at most 150 records use all of them in every step" in said
     for remedy in ("--batches epochs", "--batch-size", "--epsilon", "--min-records 151"):
         assert remedy in said
+
+
+def test_a_remedy_for_small_clients_is_none_that_the_run_has_already():
+    """A budget has found noise for each client: no epsilon can fall, and `--epsilon` is no advice."""
+    x, y = np.ones((12, 2), np.float32), np.arange(12) % 2
+    data = fdp.federate(fdp.dataset(x, y, x, y), [range(9), range(9, 12)])
+    algorithm = fdp.dpnfl(
+        cohort_size=2, batch_size=4, local_steps=1, learning_rate=0.1, clip_norm=1.0, noise_multiplier=2.0
+    )
+    said = {}
+    for epsilon in (None, 2.0):
+        terms = PrivacyTerms(epsilon=epsilon, delta=1e-3)
+        planned = plan_run(algorithm, data, rounds=2, seed=0, model=None, terms=terms)
+        (said[epsilon],) = configured._small_clients(planned)
+        assert "--min-records 5" in said[epsilon]
+    assert "by --epsilon" in said[None]
+    assert said[None].endswith("would lower the largest epsilon")
+    assert "--epsilon" not in said[2.0]
+    assert said[2.0].endswith("would lower the noise that the budget needs")
 
 
 @pytest.mark.slow

@@ -290,6 +290,23 @@ def test_names_of_columns_move_no_cursor():
     assert "features: age, '\\x1b[2Jdose'" in notes_of(hospital().rename(columns={"dose": "\x1b[2Jdose"}))
 
 
+def test_a_fill_that_is_no_category_is_refused_by_its_own_name():
+    """It is the option that is wrong and no row, be anything missing or not."""
+    options = {"label": "sick", "categories": {"stage": ["A", "B", "C"]}, "fill": {"stage": "unknown"}}
+    wanted = "fill of stage must be one of A, B, C, the categories of stage, got 'unknown'; add it to the categories"
+    for frame in (hospital(), hospital(stage=[None, "A"] * 12)):
+        assert refusal(fdp.dataset, frame, **options) == wanted
+
+
+@pytest.mark.parametrize("constant", [1, 1.0, "1"])
+def test_a_category_that_is_a_number_is_its_digits_beside_an_empty_cell(constant):
+    """For pandas a column of whole numbers with an empty cell is one of 1.0 and 2.0."""
+    small = np.array([np.nan, 1, 2] * 8, np.float32)
+    for numbers in (hospital(stage=[None, 1, 2] * 8), hospital(stage=["", "1", "2"] * 8), hospital(stage=small)):
+        found = fdp.dataset(numbers, label="sick", categories={"stage": [1, 2]}, fill={"stage": constant})
+        assert rows_of(found)[:, 2:].sum(0).tolist() == [16, 8]
+
+
 WRONG = [
     ({"drop": "stag"}, "drop must be of columns, got 'stag', which no table has; did you mean stage?"),
     ({"drop": "stage,sick"}, "which is a label, a client or the split"),
