@@ -198,6 +198,13 @@ class RunSpec:
         }
         return dataclasses.replace(self, **changed)
 
+    def for_clients(self, num_clients: int) -> "RunSpec":
+        """The same with no more clients in a round than there are, if the cohort was left out."""
+        usual = self.options.get("cohort_size")
+        if usual is None or usual <= num_clients or "cohort_size" in self.explicit:
+            return self
+        return dataclasses.replace(self, options={**self.options, "cohort_size": num_clients})
+
     def with_rounds(self, rounds: int) -> "RunSpec":
         """The same of other rounds, with what follows from them where it is left out."""
         if rounds == self.training.rounds:
@@ -257,8 +264,6 @@ def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
                 raise errors.refuse(name, explicit[name], "left out when noise_multiplier is given", "keep one of them")
     if "epsilon" in explicit:
         preset.pop("epsilon_high", None)
-    if isinstance(clients := explicit.get("num_clients"), int) and "cohort_size" in preset:
-        preset["cohort_size"] = min(preset["cohort_size"], max(clients, 1))
     if "participation_log" in explicit:  # which says all that a cohort is drawn by
         preset["cohort"] = "log"
     for slot, size in (("cohort", "cohort_size"), ("batches", "batch_size")):

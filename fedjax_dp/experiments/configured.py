@@ -90,6 +90,7 @@ def _changed_config(manifest: run_folder.Manifest, overrides: dict[str, Any]) ->
 
 def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experiment:
     data = population.build_data(config.data)
+    config = config.for_clients(data.num_clients)
     planned = build.planned_of(config, data, goes_on=goes_on)
     execution = build.build_execution(config, planned.algorithm, data)
     # Noted, so that the run goes on alike with another number of processes.

@@ -103,6 +103,6 @@ def test_a_budget_that_is_none_is_refused_by_file_and_flag(tmp_path):
 
 
 @pytest.mark.parametrize(("clients", "cohort"), [(1, 1), (3, 3), (50, 5)])
-def test_a_usual_cohort_is_not_larger_than_the_clients(clients, cohort):
-    assert RunSpec.of({"num_clients": clients}).options["cohort_size"] == cohort
-    assert RunSpec.of({"num_clients": clients, "cohort_size": 2}).options["cohort_size"] == 2
+def test_a_usual_cohort_is_not_larger_than_the_clients_and_another_is_as_it_was_set(clients, cohort):
+    assert RunSpec.of({}).for_clients(clients).options["cohort_size"] == cohort
+    assert RunSpec.of({"cohort_size": 8}).for_clients(clients).options["cohort_size"] == 8

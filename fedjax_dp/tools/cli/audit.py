@@ -161,7 +161,7 @@ def _run_audit(
     if path is not None and path.is_dir():
         run_folder.require_own_data(path, config, data)
     with screen.counter("calibrating noise") as count:
-        planned, promise = prepare(planned_of(config, data), count)
+        planned, promise = prepare(planned_of(config.for_clients(data.num_clients), data), count)
     chosen = {name: value for name, value in vars(options).items() if name not in (*OUTPUT, "own")}
     with screen.bar("auditing", total=options.trials if options.one_run is None else 1) as show:
         released = planned.without_deployment.with_terms(epsilon=None)  # its noise is known

@@ -64,6 +64,7 @@ def bench_command(arguments: list[str]) -> int:
     config = RunSpec.of(overrides)
     with config.naming_defaults():
         data = build_data(config.data)
+        config = config.for_clients(data.num_clients)
         model, algorithm = build_model(config, data), build_algorithm(config, data)
     with config.naming_defaults(), Screen().bar("measuring", total=1) as show:
         result = measure_round(
