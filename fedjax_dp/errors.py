@@ -227,13 +227,13 @@ def _plain(word: str) -> str:
 
 
 def nearest(word: str, names: Iterable[str]) -> list[str]:
-    """The name that was probably meant, if any: one of other tools, one with this prefix, or a similar one."""
+    """The name that was probably meant, if any: one of other tools, the shortest with this prefix, or a similar one."""
     names = list(names)
     known = ELSEWHERE.get(_plain(word))
     same = [name for name in names if known and _plain(name) == known]
     if same:
         return same
-    begins = [name for name in names if len(word) > 1 and name.startswith(word)]
+    begins = sorted((name for name in names if len(word) > 1 and name.startswith(word)), key=len)
     return begins[:1] or difflib.get_close_matches(word, names, n=1)
 
 
