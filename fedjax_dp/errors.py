@@ -243,14 +243,14 @@ def _plain(word: str) -> str:
 
 
 def nearest(word: str, names: Iterable[str]) -> list[str]:
-    """The name that was probably meant, if any: one of other tools, one with this prefix, or a similar one."""
+    """The name that was probably meant, if any: one of other tools, the shortest with this prefix, or a similar one."""
     names = list(names)
     known = ELSEWHERE.get(_plain(word), ())
     ours = (known,) if isinstance(known, str) else known
     same = [name for one in ours for name in names if _plain(name) == one]
     if same:
         return same[:1]
-    begins = [name for name in names if len(word) > 1 and name.startswith(word)]
+    begins = sorted((name for name in names if len(word) > 1 and name.startswith(word)), key=len)
     return begins[:1] or difflib.get_close_matches(word, names, n=1)
 
 

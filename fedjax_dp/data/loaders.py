@@ -85,6 +85,9 @@ def kind_of(name: str) -> str:
     kind, ending = name.partition(":")[0], pathlib.Path(name).suffix[1:]
     if kind not in DATASETS and ending in DATASETS:
         raise errors.refuse("dataset", repr(name), f"{ending}:PATH for a file", f"write {ending}:{name}")
+    if ending.partition(":")[0] == "py":
+        remedy = "np.savez saves the arrays of your own reader, npz:PATH reads them"
+        raise errors.refuse("dataset", repr(name), "data, not code", remedy)
     errors.require_choice("dataset", kind, DATASETS)
     return kind
 

@@ -195,6 +195,11 @@ def _attacks(events: list[Event], delta: float, accountant: str) -> tuple[Attack
     return (AttackBounds(right, recognised, all(one.of_curve for one in bounds)),)
 
 
+def _missing_delta(run: PlannedRun) -> errors.ConfigurationError:
+    members = "clients" if run.unit is Unit.CLIENT else "records"
+    return errors.refuse("delta", "none", "given for a private algorithm", f"delta below 1 / {members} is usual")
+
+
 class PreparedRun(NamedTuple):
     """A run with calibrated noise, or with the rounds that its budget allows, and its Guarantee."""
 
@@ -209,7 +214,7 @@ def prepare(run: PlannedRun, progress: Callable[[int, int], None] | None = None)
     Raises:   ConfigurationError without a delta, for a budget that cannot be met, and for parts with wrong facts.
     """
     if noise_of(run.algorithm) is not None and run.terms.delta is None:
-        raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
+        raise _missing_delta(run)
     if run.terms.stop_at_epsilon is not None:
         require_halting(run)
         run = within_budget(run, unverified_guarantee(run))
@@ -226,7 +231,7 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
     if reason:
         return no_privacy(num_clients, reason, run.view)
     if delta is None:
-        raise errors.refuse("delta", "none", "given for a private algorithm", "delta below 1 / records is usual")
+        raise _missing_delta(run)
     errors.require_delta(delta)
     training = training_events(run)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]

@@ -36,6 +36,11 @@ def test_unknown_data_set_is_refused_with_the_nearest_name():
     assert "did you mean mnist?" in refusal(data.load, "mnits")
 
 
+def test_code_for_a_data_set_is_refused_with_the_way_to_bring_its_arrays():
+    for name in ("reader.py", "reader.py:read"):
+        assert "np.savez saves the arrays of your own reader, npz:PATH reads them" in refusal(data.load, name)
+
+
 def idx_bytes(array):
     return b"\0\0\x08" + struct.pack(f">B{array.ndim}I", array.ndim, *array.shape) + array.tobytes()
 

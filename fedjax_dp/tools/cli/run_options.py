@@ -122,6 +122,8 @@ def _print_help(
     """The first page, that of an algorithm, the options of a group, or every option there is."""
     entries = CATALOGUE.values() if algorithm is None else [entry_of(algorithm)]
     groups = {command: own} | groups_of(*entries)
+    parts = own_numbers(config)  # of user-defined parts that the same command names
+    groups["training"] |= parts
     if algorithm is not None and not entry_of(algorithm).private:
         taken = entry_of(algorithm).options
         groups["privacy"] = {name: one for name, one in groups["privacy"].items() if name in taken}
@@ -131,7 +133,10 @@ def _print_help(
     }
     common = own | options_of(entry_of("fedavg"), entry_of("dpnfl"))
     if everything:
-        anywhere = {of: {name: _anywhere(one) for name, one in all_of.items()} for of, all_of in groups.items()}
+        anywhere = {
+            of: {name: one if name in parts else _anywhere(one) for name, one in all_of.items()}
+            for of, all_of in groups.items()
+        }
         print_help(command, anywhere if algorithm is None else with_defaults, page.description)
     elif group is not None:
         print_group(command, group, with_defaults[group], [name for name in groups[group] if name not in common])
@@ -143,10 +148,12 @@ def _print_help(
             "--help-all": "everything about every option",
         }
         if algorithm is not None:
-            page = _page_of(page, algorithm, {**own_numbers(config), **entry_of(algorithm).options}, common)
-            options |= own_numbers(config)
+            page = _page_of(page, algorithm, {**parts, **entry_of(algorithm).options}, common)
             more[f"--algorithm {algorithm} --help-all"] = "everything about every option that it takes"
             del more["--algorithm NAME --help"], more["--help-all"]
+        elif parts:
+            own_first = {name: metavar_of(one) for name, one in parts.items()} | dict(page.usual)
+            page = dataclasses.replace(page, usual=own_first)
         print_first_page(command, page, options, more)
 
 

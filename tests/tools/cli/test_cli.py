@@ -203,6 +203,30 @@ def test_the_screens_of_groups_name_every_option(capsys, monkeypatch):
         assert all(re.search(rf"{option.flag}\b", out) for option in options.values()), name
 
 
+OWN_COHORT = """import fedjax_dp as fdp
+
+@fdp.value
+class Alternate(fdp.parts.Cohort):
+    size: int = fdp.structure()
+    groups: int = fdp.structure(default=2)
+"""
+
+
+@pytest.mark.parametrize("help", [["--help"], ["--help", "training"], ["--help-all"]], ids=" ".join)
+def test_help_lists_the_options_of_a_user_defined_part_that_the_command_names(capsys, monkeypatch, tmp_path, help):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN_COHORT)
+    assert "--groups" in shown_by(capsys, monkeypatch, "--cohort", "mine.py:Alternate", *help)
+    assert "--groups" not in shown_by(capsys, monkeypatch, *help)
+
+
+def test_a_flag_that_lacks_its_end_leads_to_the_shortest_one(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(OWN_COHORT)
+    assert cli.main(["run", "--cohort", "mine.py:Alternate", "--group", "2"]) == 2
+    assert "did you mean --groups?" in capsys.readouterr().err
+
+
 def test_help_of_no_group_is_refused_in_one_line(capsys):
     assert cli.main(["run", "--help", "trainig"]) == 2
     assert "did you mean training?" in capsys.readouterr().err
