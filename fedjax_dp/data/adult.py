@@ -11,7 +11,7 @@ import numpy as np
 from fedjax_dp.data.files import damage_error, first_file, missing_file_error, search_folders
 from fedjax_dp.data.store import Dataset
 
-# Columns as the files have them, and words of those that are categories.
+# Columns in the order of the files, and the words of categorical ones.
 FIELDS = tomllib.loads(importlib.resources.files("fedjax_dp.data").joinpath("adult.toml").read_text("utf-8"))
 COLUMNS = tuple(FIELDS)
 CATEGORIES = {name: tuple(words.split()) for name, words in FIELDS.items() if words}

@@ -84,9 +84,9 @@ def dataset(
 def from_npz(named: str, reading: Reading) -> Dataset:
     """Arrays x_train, y_train, x_test, y_test and, if clients are given, client_ids (one per training record).
 
-    test_client_ids (one per test record) may stand beside client_ids, and classes, a number. Bytes are scaled to
-    [0, 1]. For task `sequence`, whose features and targets are ids of tokens: vocabulary_size and perhaps pad, bos,
-    eos, each one integer, and oov, a list.
+    Optional with client_ids: test_client_ids (one per test record), and classes, a number. Bytes are scaled to [0, 1].
+    For task `sequence`, whose features and targets are token ids: vocabulary_size and perhaps pad, bos, eos, each one
+    integer, and oov, a list.
     """
     path, task = pathlib.Path(named), reading.task or "classes"
     arrays = {key: native(array) for key, array in read_npz(path).items()}
@@ -100,7 +100,7 @@ def from_npz(named: str, reading: Reading) -> Dataset:
 
 
 def _vocabulary(path: pathlib.Path, arrays: dict[str, Any]) -> Vocabulary:
-    """What the file says of its tokens."""
+    """The vocabulary in the file."""
     fields: dict[str, Any] = {}
     for field, name in {"size": "vocabulary_size", "pad": "pad", "bos": "bos", "eos": "eos", "oov": "oov"}.items():
         ids = arrays.get(name)
@@ -118,11 +118,11 @@ def _vocabulary(path: pathlib.Path, arrays: dict[str, Any]) -> Vocabulary:
 
 
 def has_ids(path: str) -> bool:
-    """Whether an npz file names its clients; looks at the names of its arrays alone."""
+    """Whether an npz file names its clients; reads only the names of its arrays."""
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as archive:
             return "client_ids" in archive.files
-    except Exception:  # what is wrong with it is said when it is read
+    except Exception:  # reading it reports the error
         return False
 
 
@@ -147,7 +147,7 @@ def _of_arrays(
 
 
 def _normalise_labels(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str, Any], int | None, list[str]]:
-    """Words as numbers, labels of shape (n, 1) as (n,), and one-hot rows as the place of their 1, with notes on it."""
+    """Words as numbers, labels of shape (n, 1) as (n,), and one-hot rows as class numbers, with notes on it."""
     both = arrays["y_train"], arrays["y_test"]
     if all(_is_text(y) and y.ndim == 1 for y in both):
         for what, words in zip(("y_train", "y_test"), both):

@@ -1,4 +1,4 @@
-"""The door that every data set passes through: targets fit the task, features are finite, ids stand for records."""
+"""Checks of every data set: targets fit the task, features are finite, each record has an id."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def check_data(
     vocabulary: Vocabulary | None = None,
     tokens: bool = False,
 ) -> int:
-    """Refuse arrays that are no data set, in one line that begins with `where`; returns the outputs of a model."""
+    """Refuse invalid arrays in one line that begins with `where`; return the number of a model's outputs."""
     check_records(where, x_train, y_train, "x_train", "y_train", task)
     check_records(where, x_test, y_test, "x_test", "y_test", task)
     if x_train.shape[1:] != x_test.shape[1:]:
@@ -41,7 +41,7 @@ def check_data(
 
 
 def check_records(where: str, x: Any, y: Any, x_name: str, y_name: str, task: str = "classes") -> None:
-    """Finite real features (records, ...), and one target of the task for each."""
+    """Require finite real features (records, ...), and one target of the task for each."""
     targets = targets_of(task)
     for name, array in ((x_name, x), *(((y_name, y),) if targets.shape is not None else ())):
         if not hasattr(array, "dtype"):
@@ -73,13 +73,13 @@ def check_records(where: str, x: Any, y: Any, x_name: str, y_name: str, task: st
 
 
 def generator(role: str, seed: int) -> np.random.Generator:
-    """Draws of a named role, such as a partition: no stream of the user's own, nor of another role, with that seed."""
+    """A random stream for a named role, such as a partition, independent of other streams with that seed."""
     errors.require_seed(seed)
     return numpy_stream(f"data {role}", seed)
 
 
 def check_ids(what: str, ids: Any, records: int) -> None:
-    """One id for each record, integers or text; None is none."""
+    """Require one id for each record, integers or text; or None."""
     if ids is None:
         return
     if not hasattr(ids, "dtype") or ids.shape != (records,):

@@ -19,7 +19,7 @@ PAIRS = {"x_train": "y_train", "x_test": "y_test"}
 
 
 class _Form(NamedTuple):
-    """One of the two forms in which the original data set is handed out."""
+    """One of the two distributed forms of the original data set."""
 
     folder: str
     archive: str

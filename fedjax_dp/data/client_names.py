@@ -1,4 +1,4 @@
-"""What clients are called: by the column, the file or the user that their records came from."""
+"""Names of clients: those of their column, file or user."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ SHOWN = 12  # names in a line
 class ClientNames:
     """Names of clients, client 0 first.
 
-    All are equal: nothing that is computed depends on them, so that the same data by other names compile nothing again.
+    All values are equal: no computation depends on names, so other names need no new compilation.
     """
 
     def __init__(self, names: Sequence[Any] | np.ndarray):
@@ -30,16 +30,16 @@ class ClientNames:
 
     def __getitem__(self, client: int) -> str:
         name = str(self.names[client])
-        return name if name.isprintable() else repr(name)  # files may hold what moves a terminal's cursor
+        return name if name.isprintable() else repr(name)  # names from files may hold control characters
 
     @property
     def listed(self) -> tuple[str, ...]:
-        """All of them."""
+        """All names."""
         return tuple(self[client] for client in range(len(self)))
 
 
 def as_client_names(names: Any) -> ClientNames | None:
-    """Names of clients, or None where they are the clients' own numbers."""
+    """Names of clients, or None if they are just the clients' numbers."""
     names = np.asarray([str(name) for name in names])
     return None if np.array_equal(names, np.arange(len(names)).astype(str)) else ClientNames(names)
 
@@ -52,7 +52,7 @@ def client_label(names: ClientNames | None, client: int) -> str:
 def number_of(what: str, names: ClientNames | None, clients: int, client: int | str) -> int:
     """The number of a client by its name, or by the number itself.
 
-    Raises: ConfigurationError where there is no such client.
+    Raises: ConfigurationError if there is no such client.
     """
     if isinstance(client, str):
         for number in range(0 if names is None else clients):
@@ -69,5 +69,5 @@ def number_of(what: str, names: ClientNames | None, clients: int, client: int | 
 
 
 def in_brackets(names: ClientNames | None) -> str:
-    """` (H0, H1, H2)`, where clients have names and are few."""
+    """` (H0, H1, H2)` for a few clients with names, else nothing."""
     return f" ({', '.join(names.listed)})" if names is not None and len(names) <= SHOWN else ""

@@ -1,4 +1,4 @@
-"""The digits that scikit-learn brings."""
+"""The digits in scikit-learn."""
 
 import numpy as np
 

@@ -30,7 +30,7 @@ def dirichlet(
     table = np.zeros(wishes.shape, np.int64)
     for client in rng.permutation(len(sizes)):
         wish, owed = wishes[client], sizes[client]
-        while owed:  # at most once for each class that is used up, and once more
+        while owed:  # at most one turn for each exhausted class, and one more
             wish = np.where(left > 0, wish, 0.0)
             if not wish.sum() > 0:
                 wish = (left > 0).astype(float)
@@ -45,7 +45,7 @@ def dirichlet(
 def inner_dirichlet(
     labels: Labels, sizes: Sizes, concentration: float, seed: int = 0, scale: str = "per_class"
 ) -> list[np.ndarray]:
-    """As `dirichlet`, but dealt record by record, so that used-up classes hit all clients alike and not the last ones.
+    """As `dirichlet`, but dealt record by record: exhausted classes affect all clients equally, not only the last.
 
     A client with room left is drawn uniformly, then a class of its next record from that client's distribution over the
     classes that are left, until all sizes are filled.
@@ -61,8 +61,8 @@ def inner_dirichlet(
     while at < len(takers):
         some = takers[at : at + BLOCK]
         drawn = _classes(rng, wishes, left, some)
-        over = np.flatnonzero(_rank(drawn, left.size) >= left[drawn])  # the first of these finds its class used up,
-        taken = slice(over[0] if over.size else None)  # and what comes after it is drawn anew
+        over = np.flatnonzero(_rank(drawn, left.size) >= left[drawn])  # the first of these finds its class exhausted,
+        taken = slice(over[0] if over.size else None)  # and later ones are drawn again
         np.add.at(table, (some[taken], drawn[taken]), 1)
         left = left - np.bincount(drawn[taken], minlength=left.size)
         at += len(drawn[taken])
@@ -70,7 +70,7 @@ def inner_dirichlet(
 
 
 def _takers(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
-    """Who takes the first record, the second, ...: each time one of those with room, uniformly."""
+    """The client that takes each record in turn, drawn uniformly from those with room."""
     room, blocks = sizes.astype(np.int64), []
     while room.any():
         some = rng.choice(np.flatnonzero(room), min(int(room.sum()), BLOCK))
@@ -81,7 +81,7 @@ def _takers(rng: np.random.Generator, sizes: np.ndarray) -> np.ndarray:
 
 
 def _classes(rng: np.random.Generator, wishes: np.ndarray, left: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """A class for each of some clients, from its distribution over those that are left; evenly if that has none."""
+    """A class for each of some clients, from its distribution over the remaining classes, else uniform."""
     open_ = np.where(left > 0, wishes[clients], 0.0)
     open_ = np.where(open_.sum(1, keepdims=True) > 0, open_, (left > 0).astype(float))
     upto = np.cumsum(open_, 1)
@@ -90,7 +90,7 @@ def _classes(rng: np.random.Generator, wishes: np.ndarray, left: np.ndarray, cli
 
 
 def _rank(names: np.ndarray, count: int) -> np.ndarray:
-    """How often each name, below `count`, stands before its place."""
+    """How often each number, below `count`, occurs before its position."""
     order = np.argsort(names, kind="stable")
     counts = np.bincount(names, minlength=count)
     rank = np.empty(len(names), np.int64)
@@ -108,7 +108,7 @@ def class_dirichlet(
     fewer than `min_records`, all is drawn again.
     balance  clients that hold their even part, records / num_clients, or more take nothing of the classes to come; the
              other shares are renormalised.
-    Raises:  ConfigurationError where the smallest client is too small ten times.
+    Raises:  ConfigurationError if the smallest client is too small ten times.
     Source:  Yurochkin et al. 2019, arXiv:1905.12022, section 4; balance and min_records are of its published code.
     """
     labels = labels_of(labels)
@@ -140,7 +140,7 @@ def class_dirichlet(
 def _wishes(
     rng: np.random.Generator, counts: np.ndarray, num_clients: int, concentration: float, scale: str
 ) -> np.ndarray:
-    """The class distribution that each client draws from `(num_clients, classes)`; of classes without records 0."""
+    """The class distribution of each client `(num_clients, classes)`; 0 for classes without records."""
     errors.require_positive("concentration", concentration)
     errors.require_choice("concentration_scale", scale, CONCENTRATION_SCALES)
     present = np.flatnonzero(counts)

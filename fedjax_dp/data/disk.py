@@ -1,12 +1,12 @@
-"""Federated data in a folder: Arrow files that are memory-mapped, so that opening them reads nothing.
+"""Federated data in a folder: memory-mapped Arrow files, so that opening them reads nothing.
 
-records.arrow  x, a list of one record's numbers, and y, its target (likewise, where that is several): the records of
-               client 0, then of client 1, ...
-clients.arrow  sizes and shares of the clients, and their names, where they have some
-test.arrow     x and y of the test set, and the clients whose parts they are, where that is known
-store.json     what else there is to know, and the version of this layout
+records.arrow  x, a list of one record's numbers, and y, its target (also a list if several): the records of client 0,
+               then of client 1, ...
+clients.arrow  sizes and shares of the clients, and their names, if any
+test.arrow     x and y of the test set, and the client of each test record, if known
+store.json     all other facts, and the version of this layout
 
-Each file is one record batch, so that a column is one array. Any program that reads Arrow reads them.
+Each file is one record batch, so that a column is one array. Any program that reads Arrow can read them.
 """
 
 import contextlib
@@ -41,9 +41,9 @@ Show = Callable[[float, str], None]
 
 
 def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show = lambda done, words: None) -> None:
-    """Write federated data into a new folder, which appears once it is whole.
+    """Write federated data into a new folder, which appears only when it is complete.
 
-    Raises: ConfigurationError if the folder holds something or cannot be made; errors.StorageError if the disk is full.
+    Raises: ConfigurationError if the folder is not empty or cannot be made; errors.StorageError if the disk is full.
     """
     folder = pathlib.Path(folder)
     draft = folder.with_name(folder.name + ".part")
@@ -53,8 +53,8 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         raise errors.refuse("targets", "several arrays", wanted, "keep them in memory")
     with contextlib.ExitStack() as stack:
         stack.enter_context(folders.lock_folder("out", draft))
-        folders.clear(draft)  # what a killed process has left
-        check_place(folder)  # another may have written it until just now
+        folders.clear(draft)  # the rest of a killed process
+        check_place(folder)  # another process may have just written it
         stack.enter_context(folders.storage_errors(folder, "make room, or give another --out"))
         stack.enter_context(folders.create_folder(draft))
         records = _records(data, draft, show)
@@ -84,20 +84,20 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
             "checksum": noted,
         }
         STORE_FOLDER.write(draft, manifest)
-        os.replace(draft, folder)  # with the lock, which nobody else has before there is a store
+        os.replace(draft, folder)  # with the lock, which no other process holds before the store exists
         (folder / folders.LOCK).unlink()
 
 
 def check_place(folder: str | os.PathLike[str]) -> None:
-    """Refuse a place where no store could be written."""
+    """Refuse a place where no store can be written."""
     STORE_FOLDER.require_new("out", pathlib.Path(folder), "give another --out")
     folders.require_writable("out", pathlib.Path(folder))
 
 
 def open_store(folder: str | os.PathLike[str]) -> FederatedData:
-    """The federated data of a folder that `save_store` wrote; records stay on disk until they are used.
+    """The federated data of a folder from `save_store`; records stay on disk until they are used.
 
-    Raises: ConfigurationError for a folder that is none, of another version, or damaged.
+    Raises: ConfigurationError for a folder that is no store, of another version, or damaged.
     """
     folder = pathlib.Path(folder)
     manifest = STORE_FOLDER.read(folder)
@@ -133,12 +133,12 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
 
 
 def noted_checksum(folder: str | os.PathLike[str]) -> str:
-    """Of a store's records, as it was noted when they were written; reads none of them."""
+    """The checksum of a store's records, noted at their writing; reads no record."""
     return STORE_FOLDER.read(pathlib.Path(folder))["checksum"]
 
 
 def _vocabulary(folder: pathlib.Path, manifest: dict[str, Any]) -> Vocabulary | None:
-    """That of a store of sequences, once its task is known."""
+    """The vocabulary of a store of sequences."""
     errors.require_choice(f"{folder}: task", manifest["task"], TARGETS)
     try:
         vocabulary = vocabulary_of(manifest["vocabulary"])
@@ -148,7 +148,7 @@ def _vocabulary(folder: pathlib.Path, manifest: dict[str, Any]) -> Vocabulary | 
 
 
 def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str, np.ndarray]:
-    """All records in the order of the clients; the features through a file, as memory may not hold them twice."""
+    """All records in client order; features go through a file, as memory may not hold them twice."""
     rows, x, y = data.row_numbers, np.asarray(data.x), np.asarray(data.y)
     starts, sizes = np.asarray(data.offsets, np.int64), np.asarray(data.sizes, np.int64)
     first = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)

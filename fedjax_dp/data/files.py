@@ -1,6 +1,6 @@
-"""Files of data sets: where they are looked for, what is wrong with one, and how much one may hold.
+"""Files of data sets: search paths, errors, and size limits.
 
-Whatever a format, nothing is made of a file before `check_file`, nothing expanded that `check_growth` has not allowed.
+For any format, nothing reads a file before `check_file`, and nothing expands without the consent of `check_growth`.
 """
 
 import bz2
@@ -21,7 +21,7 @@ from fedjax_dp.data.checks import check_records
 from fedjax_dp.devices import cache_folder
 
 DATA_VARIABLE = "FEDJAX_DP_DATA"
-EXPANSION, FREE = 200, 1 << 26  # expanded bytes for each stored one, and those that need no stored ones
+EXPANSION, FREE = 200, 1 << 26  # expanded bytes per stored byte, and expanded bytes always allowed
 PIECE = 1 << 20
 DICTIONARY = 1 << 29  # bytes that the decoder of an xz file may take; the largest preset takes a fifth of that
 ARROW_EXTENSION = b"ARROW:extension:name"  # as a schema has it; a library that knows the type may unpickle more of it
@@ -46,7 +46,7 @@ def first_file(folders: Iterable[pathlib.Path], files: Iterable[str]) -> pathlib
 def require_file(
     name: str, folders: Sequence[pathlib.Path], files: Iterable[str], what: str, source: str
 ) -> pathlib.Path:
-    """The first of `files` that is in one of the folders; the error of `missing` where none is."""
+    """The first of `files` in one of the folders, else the error of `missing`."""
     path = first_file(folders, files)
     if path is None:
         raise missing_file_error(name, folders[0], what, source)
@@ -54,18 +54,18 @@ def require_file(
 
 
 def missing_file_error(name: str, folder: pathlib.Path, what: str, source: str) -> errors.MissingDataError:
-    """The error for a data set that is not on disk; says which file belongs where, and who has it."""
+    """The error for a data set that is not on disk: which file belongs where, and its source."""
     remedy = f"put {what} ({source}) into {folder}"
     return errors.MissingDataError(str(errors.refuse(f"dataset {name}", "no file of it", "on disk", remedy)))
 
 
 def damage_error(path: pathlib.Path | str, got: str, wanted: str, remedy: str = "get the file again") -> Exception:
-    """The error for a file that is not what its name says."""
+    """The error for a damaged file."""
     return errors.refuse(str(path), got, wanted, remedy)
 
 
 def check_file(kind: str, path: pathlib.Path) -> int:
-    """Refuse what is no plain file with something in it; returns its bytes."""
+    """Refuse anything but a regular file that is not empty; return its size in bytes."""
     try:
         about = path.stat()
     except (OSError, ValueError):  # not there, or a name that no file can have
@@ -83,7 +83,7 @@ def check_file(kind: str, path: pathlib.Path) -> int:
 def readable(
     what: pathlib.Path | str, wanted: str, kinds: tuple[type[Exception], ...] = (Exception,)
 ) -> Iterator[None]:
-    """Errors of these kinds, of whatever reads in the block, as one line; refusals pass as they are."""
+    """Turn errors of these kinds in the block into one line; refusals pass unchanged."""
     try:
         yield
     except errors.ConfigurationError:
@@ -93,16 +93,16 @@ def readable(
 
 
 def check_growth(what: pathlib.Path | str, stored: int, expanded: int) -> None:
-    """Refuse content that would take far more room than what stands for it in the file."""
+    """Refuse content that would expand far beyond its size in the file."""
     if expanded > max(FREE, EXPANSION * stored):
         got = f"{expanded:,} bytes from {stored:,} or more"
         raise damage_error(str(what), got, f"at most {EXPANSION} times as large when expanded", "get it from elsewhere")
 
 
 def unpack(kind: str, path: pathlib.Path) -> bytes:
-    """What stands in a file, of which .gz, .bz2, .xz and a .zip of one file are unpacked as far as that may grow.
+    """The content of a file; .gz, .bz2, .xz and a .zip of one file are unpacked up to a limit.
 
-    Raises: ConfigurationError for a file that is not there, damaged, or of another packing.
+    Raises: ConfigurationError for a file that is missing, damaged, or packed in another way.
     """
     size = check_file(kind, path)
     # zlib.error, lzma.LZMAError, zipfile.BadZipFile and relatives have no common base
@@ -121,9 +121,9 @@ def _read_pieces(file: Any) -> Iterable[bytes]:
 
 
 def unpack_lzma(file: BinaryIO) -> Iterable[bytes]:
-    """What an lzma or xz file holds, in pieces; lzma.open has no limit of memory.
+    """The content of an lzma or xz file in pieces; lzma.open has no memory limit.
 
-    Raises: EOFError where it is not whole, lzma.LZMAError where it is something else or something follows.
+    Raises: EOFError if it is incomplete, lzma.LZMAError if it has another format or more bytes follow.
     """
     decoder = lzma.LZMADecompressor(memlimit=DICTIONARY)
     while not decoder.eof:
@@ -151,14 +151,14 @@ UNPACKERS: dict[str, Callable[[BinaryIO], Iterable[bytes]]] = {
 
 
 def no_text(path: pathlib.Path, beginning: bytes) -> Exception:
-    """The error for bytes that are no UTF-8, with the command that makes them so."""
+    """The error for bytes that are not UTF-8, with the command that converts them."""
     kind = "utf-16" if beginning.startswith((b"\xff\xfe", b"\xfe\xff")) else "latin1"
     remedy = f"if it is {kind}: iconv -f {kind} -t utf-8 {path.name} > new-{path.name}"
     return damage_error(path, "bytes that are none", "text in UTF-8", remedy)
 
 
 def check_id(where: str, client: Any) -> str:
-    """A client's name: text that can be written down again, and that an array of text keeps apart from others."""
+    """Check a client's name: text that can be stored, and that an array of text distinguishes from others."""
     wanted = f"text of at most {LONGEST_ID} characters, in Unicode and without NUL"
     if not isinstance(client, str):
         raise errors.refuse(f"{where}: client", type(client).__name__, wanted)
@@ -214,7 +214,7 @@ def read_mat(path: pathlib.Path, names: tuple[str, ...]) -> dict[str, np.ndarray
 
 
 def check_keys(path: pathlib.Path, arrays: dict[str, np.ndarray], wanted: tuple[str, ...]) -> None:
-    """Every wanted array is in the file."""
+    """Require every wanted array in the file."""
     for key in wanted:
         if key not in arrays:
             names = f"{', '.join(wanted[:-1])} and {wanted[-1]}"
@@ -222,7 +222,7 @@ def check_keys(path: pathlib.Path, arrays: dict[str, np.ndarray], wanted: tuple[
 
 
 def check_labels(path: pathlib.Path | str, y: np.ndarray, classes: int, first: int = 0) -> None:
-    """Labels lie in `first ... first + classes - 1`, as they stand in the file."""
+    """Require labels of the file within `first ... first + classes - 1`."""
     if y.min() < first or y.max() >= first + classes:
         wanted = f"labels {first} to {first + classes - 1}"
         raise damage_error(path, f"labels {y.min()} to {y.max()}", wanted)
@@ -231,9 +231,9 @@ def check_labels(path: pathlib.Path | str, y: np.ndarray, classes: int, first: i
 def read_labelled(
     path: pathlib.Path, pairs: dict[str, str], classes: int, shape: tuple[int, ...] | None, dtype: Any, *also: str
 ) -> dict[str, np.ndarray]:
-    """Arrays of an npz file, no more: records, by their names those of their labels, which become int32; `also` others.
+    """Exactly these arrays of an npz file: records, their labels by name, which become int32, and `also`.
 
-    shape, dtype  of every record; None: any.
+    shape, dtype  of every record; None allows any.
     """
     arrays, wanted = read_npz(path), (*(name for pair in pairs.items() for name in pair), *also)
     check_keys(path, arrays, wanted)

@@ -15,11 +15,11 @@ from fedjax_dp.data.files import check_labels, damage_error, first_file, search_
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.devices import cache_folder
 
-DOWNLOAD_SECONDS = 30  # a connection that says nothing for this long counts as no network
+DOWNLOAD_SECONDS = 30  # a connection that is silent for this long counts as no network
 
 
 class _Idx(NamedTuple):
-    """Where the four idx files of a data set come from; checksums are of the compressed files."""
+    """The source of a data set's four idx files; checksums are of the compressed files."""
 
     base: str
     files: dict[str, str]  # file name without .gz -> checksum
@@ -45,7 +45,7 @@ IDX = {name: _Idx(**source) for name, source in _SINGLE.items()} | {
 
 
 def images(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
-    """A data set of four idx files; the training labels decide how many classes there are."""
+    """A data set of four idx files; the training labels determine the number of classes."""
     source = IDX[name]
     paths = [_find(name, source, file, data_dir) for file in source.files]
     x_train, y_train, x_test, y_test = (_read(path) for path in paths)
@@ -77,13 +77,13 @@ def _read(path: pathlib.Path) -> np.ndarray:
 
 
 def at_hand(name: str, data_dir: str | os.PathLike[str] | None) -> bool:
-    """Whether all files are there, so that nothing would be downloaded."""
+    """Whether all files are on disk, so that no download is needed."""
     source = IDX[name]
     return all(first_file(_folders(name, source, data_dir), (f"{file}.gz", file)) for file in source.files)
 
 
 def _folders(name: str, source: _Idx, data_dir: str | os.PathLike[str] | None) -> list[pathlib.Path]:
-    """Where files are looked for."""
+    """The folders to search."""
     shared = ["emnist", "emnist/gzip", "emnist/archive.zip.unzip/gzip"] if source.archive else []
     return search_folders([name, *shared], data_dir)
 

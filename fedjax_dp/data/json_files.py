@@ -1,6 +1,6 @@
-"""JSON files as the standard has them, packed or not: no NaN, no name twice, no nesting without end.
+"""Standard JSON files, packed or not: no NaN, no repeated name, no endless nesting.
 
-Memory: the whole file as Python's values, some 32 bytes for each number in it.
+Memory: the whole file as Python values, some 32 bytes for each number in it.
 """
 
 import json
@@ -12,9 +12,9 @@ from fedjax_dp.data.files import damage_error, no_text, unpack
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """What the file says.
+    """The content of the file.
 
-    Raises: ConfigurationError for a file that is not there, is cut short or is no JSON.
+    Raises: ConfigurationError for a file that is missing, cut short or no JSON.
     """
     content = unpack("JSON", path)
     try:
@@ -28,7 +28,7 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def object_of(where: str, value: Any, keys: tuple[str, ...] = ()) -> dict[str, Any]:
-    """An object with these names, perhaps among others."""
+    """Require an object with at least these names."""
     if not isinstance(value, dict):
         raise damage_error(where, f"a {kind_of(value)}", f"an object with {', '.join(keys)}" if keys else "an object")
     for key in keys:
@@ -39,7 +39,7 @@ def object_of(where: str, value: Any, keys: tuple[str, ...] = ()) -> dict[str, A
 
 
 def list_of(where: str, values: Any, kind: type | None = None, words: str = "") -> list[Any]:
-    """A list, of values of one kind if it is given; `words` name the kind."""
+    """Require a list, of values of one `kind` unless None; `words` name the kind."""
     if not isinstance(values, list):
         raise damage_error(where, f"a {kind_of(values)}", f"a list{words and ' of '}{words}")
     for place, value in enumerate(values if kind is not None else ()):

@@ -28,7 +28,7 @@ class Reader(NamedTuple):
 
 
 def _call(place: str, *arguments: Any) -> Any:
-    """What `module:function` answers, imported when it is needed: readers of own files are tools."""
+    """The result of `module:function`, imported on demand, as readers of user files are tools."""
     module, _, function = place.partition(":")
     return getattr(importlib.import_module(f"fedjax_dp.{module}"), function)(*arguments)
 
@@ -38,7 +38,7 @@ def _shipped_reader(place: str) -> Reader:
 
 
 def _own(place: str, *takes: str, owned: Any = lambda path, column: True) -> Reader:
-    """Files of the user's own, read by a function of their path and a `Reading`."""
+    """A reader of the user's files: a function of their path and a `Reading`."""
     return Reader(lambda path, data_dir, seed, reading: _call(place, path, reading), "PATH", takes, owned)
 
 
@@ -93,7 +93,7 @@ def kind_of(name: str) -> str:
 
 
 def check_reading(kind: str, reading: Reading) -> None:
-    """Refuse what means nothing for a data set."""
+    """Refuse options that do not apply to a data set."""
     for name in NAMES:
         if (value := getattr(reading, name)) is not None and name not in DATASETS[kind].takes:
             takers = [f"{other}:{reader.suffix}" for other, reader in DATASETS.items() if name in reader.takes]
@@ -128,5 +128,5 @@ def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 
 
 
 def names_clients(name: str, client_column: str | None = None) -> bool:
-    """Whether a user's own data set says who owns its records; no more of it is read than is needed for that."""
+    """Whether the user's data set names the owners of its records; reads no more than needed."""
     return DATASETS[kind_of(name)].owned(name.partition(":")[2], client_column)

@@ -1,4 +1,4 @@
-"""Clients that a data set names itself, or that a file lists: which rows each of them holds."""
+"""Clients from a data set or a file, and the rows that each of them holds."""
 
 import os
 import pathlib
@@ -34,7 +34,7 @@ def natural_parts(dataset: Dataset, min_records: int = 1) -> tuple[Dataset, list
 def grouped_parts(
     dataset: Dataset, group_size: int, seed: int, remainder: str = "smaller"
 ) -> tuple[Dataset, list[np.ndarray], np.ndarray | None]:
-    """The data set's own clients put together as `grouped_natural` does; returns what `natural_parts` does."""
+    """The data set's own clients, joined by `grouped_natural`; returns the same as `natural_parts`."""
     owners, number = group(_ids_of(dataset, "grouped-natural"), group_size, seed, remainder)
     return _parts(dataset, owners, number, ("remainder", remainder, "one that leaves a client with test records"))
 
@@ -86,7 +86,7 @@ def file_parts(path: str | os.PathLike[str], records: int) -> dict[str, np.ndarr
 
 
 def _read_lists(path: pathlib.Path, records: int) -> dict[str, np.ndarray]:
-    """Lists of rows, from the first on; none twice, none beyond the last."""
+    """Check lists of rows: no row twice, none outside the records."""
     lists = object_of(str(path), read_json(path))
     if not lists:
         raise damage_error(path, "no client", "lists of rows, one for each client")

@@ -1,4 +1,4 @@
-"""Partitions: which training rows each client holds. Every one is decided by its seed."""
+"""Partitions: which training rows each client holds. The seed determines each partition."""
 
 import contextlib
 from collections.abc import Sequence
@@ -145,10 +145,10 @@ def rows_by_owner(owners: np.ndarray) -> list[np.ndarray]:
 def continuous(
     values: Dataset | Sequence[float] | np.ndarray, num_clients: int, strength: float, seed: int = 0
 ) -> list[np.ndarray]:
-    """Records sorted by a number of theirs and cut into parts whose sizes differ by at most one.
+    """Records sorted by one of their numbers and cut into parts whose sizes differ by at most one.
 
-    They are sorted by s z + (1 - s) e: z the number less its mean over its standard deviation, e standard Gaussian, s
-    the `strength`. 1 sorts by the number alone, records that are equal in it as they stand; 0 is iid.
+    The sort key is s z + (1 - s) e: z the standardised number, e standard Gaussian, s the `strength`. 1 sorts by the
+    number alone, with ties in the given order; 0 is iid.
     Shapes:  values `(records,)`, such as a column of features, or a target of regression (a data set stands
              for its own).
     """

@@ -8,7 +8,7 @@ import numpy as np
 
 
 class PickleError(Exception):
-    """The pickle is damaged, or makes something else than plain values and arrays of bytes."""
+    """The pickle is damaged, or holds anything but plain values and arrays of bytes."""
 
 
 def bytes_only(raw: bytes) -> Any:
@@ -46,7 +46,7 @@ class _Stand:
         self.state = state
 
     def array(self) -> np.ndarray:
-        """The array of bytes that it stands for."""
+        """The array of bytes behind this stand-in."""
         _, shape, kind, by_columns, raw = self.state
         if not isinstance(kind, _Stand) or not kind.is_byte or not isinstance(raw, bytes):
             raise PickleError("an array without a type or without bytes")
@@ -62,7 +62,7 @@ class _Latin1:
         return text.encode("latin1")
 
     def __setstate__(self, state: Any) -> None:
-        """Bytes have none."""
+        """Ignore the state: bytes have none."""
 
 
 _STAND_INS = {

@@ -1,4 +1,4 @@
-"""Pictures as arrays, from bytes that stand in the files of a data set; no other file is opened."""
+"""Pictures as arrays, from bytes in the files of a data set; no other file is opened."""
 
 import io
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # Pillow's names of pixels that are
 def decode(where: str, cells: Iterable[Any], mode: str = "") -> np.ndarray:
     """Bytes of pictures of one size as `(records, height, width)` or `(records, height, width, channels)`.
 
-    mode  Pillow's name of the channels; else gray where the first picture is, RGB otherwise.
-    Raises: ConfigurationError for what is no picture, a large one, one of other pixels than bytes, of another size.
+    mode  Pillow's name of the channels; by default gray if the first picture is gray, else RGB.
+    Raises: ConfigurationError for bytes that are no picture, and for pictures too large, of another size or pixel type.
     """
     try:
         from PIL import Image

@@ -73,6 +73,6 @@ def low_frequencies(dataset: Dataset, count: int) -> Dataset:
 
 
 def _blocks(dataset: Dataset, x: np.ndarray) -> Iterator[np.ndarray]:
-    """Records as a model sees them, in float64, not all at once."""
+    """The records as the model's input in float64, block by block."""
     for start in range(0, len(x), BLOCK):
         yield (x[start : start + BLOCK].astype(np.float64) - dataset.shift) * dataset.scale

@@ -49,10 +49,10 @@ def _as_text(what: str, value: Any) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
-    """How files are read; what is None is as the format has it.
+    """How files are read; None leaves an option to the format.
 
     Args:
-        task: what targets are, if the files do not say it
+        task: kind of the targets, if the files do not state it
         label_column: column of the label; for csv:, parquet: and hf:; tables may have several, with commas, for task
             regression
         client_column: column of the client; these become the natural clients
@@ -106,7 +106,7 @@ class Reading:
     subset: Annotated[str | None, about("", metavar="NAME", default="all")] = None
 
     def require_meant(self, meant: Collection[str], whose: str, remedy: str = "drop it") -> None:
-        """Refuse an option that means nothing for what is read."""
+        """Refuse an option that does not apply to these files."""
         for name, value in vars(self).items():
             if value is not None and name not in meant:
                 raise errors.refuse(name, repr(value), f"left out for {whose}", remedy)

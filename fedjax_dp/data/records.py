@@ -1,8 +1,7 @@
 """Records as readers return them, and the one function that makes a data set of them.
 
 A reader of files, arrays or tables -> a `RecordTable` of each split -> `make_dataset` -> `federate`.
-Memory: a column of numbers is held once, as it will stand in the data set, and twice for as long as it takes to hold
-test records out.
+Memory: a column of numbers is held once, in the form of the data set, and twice while test records are held out.
 """
 
 import math
@@ -22,18 +21,18 @@ from fedjax_dp.data.store import Dataset, row_lists
 from fedjax_dp.data.targets import as_arrays, as_stored, native, rows_of
 
 CHANNELS = (1, 3, 4)  # of images
-MANY = 100  # a pixel above it is no share
+MANY = 100  # a pixel above it is not scaled to [0, 1]
 TEST_FRACTION = 0.1  # of every client's records, where the files have no test split
 
 
 class NumberColumn:
-    """Rows of numbers of one shape and type, one block behind the other."""
+    """Rows of numbers of one shape and type, block after block."""
 
     def __init__(self, dtype: Any, shape: tuple[int, ...] | None = None):
         self._dtype, self._shape, self._bytes = np.dtype(dtype), shape, bytearray()
 
     def add(self, where: str, rows: Any) -> None:
-        """Take `(records, ...)`; the first block says the shape of a record where nothing else did."""
+        """Append `(records, ...)`; the first block sets the shape of a record unless it is known."""
         rows = _real(where, rows)
         if self._shape is None:
             self._shape = rows.shape[1:]
@@ -56,8 +55,8 @@ class RecordTable:
     """A table of the records of one split: columns by name, and of each record its client and its unit.
 
     Columns are arrays, or lists of anything; `make_dataset` takes those named x and y.
-    clients, units  text or integers `(records,)`; None: not known. A unit is a person or a text with several records
-    notes           what the reader decided, for the user to know
+    clients, units  text or integers `(records,)`; None if unknown. A unit is a person or a text with several records
+    notes           the reader's decisions, for the user
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class RecordTable:
 
     @property
     def clients(self) -> Any:
-        """Whose each record is."""
+        """The client of each record."""
         return np.repeat(np.array(self._names, str), self._counts) if self._names else self._clients
 
     def __len__(self) -> int:
@@ -110,7 +109,7 @@ class RecordTable:
         return self.at(rows[0]), self.at(rows[1])
 
     def with_columns(self, **columns: Any) -> "RecordTable":
-        """The same records by other columns."""
+        """The same records with other columns."""
         return RecordTable(self.clients, self.units, self.notes, **columns)
 
 
@@ -149,8 +148,8 @@ def choose_test(splits: Collection[str], train: str, candidates: Sequence[str]) 
 def divide(where: str, train: RecordTable, test: RecordTable | None) -> tuple[RecordTable, RecordTable]:
     """The records to train on and to test on.
 
-    Without a test split a tenth of every client's records, drawn at random, is held out; of all, where it is not
-    known whose they are. A note says so.
+    Without a test split a random tenth of every client's records is held out, or of all records if their clients are
+    unknown. A note reports it.
     """
     if test is not None:
         return train, test
@@ -182,7 +181,7 @@ def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
 
 
 def number_labels(words: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
-    """Labels of any kind `(records,)` as numbers from 0 in sorted order, how many there are, and the note on it."""
+    """Labels of any kind `(records,)` as numbers from 0 in sorted order, the number of classes, and a note on it."""
     known, y = np.unique(words, return_inverse=True)
     if np.array_equal(known, np.arange(len(known))):
         return y, len(known), []
@@ -191,7 +190,7 @@ def number_labels(words: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
 
 
 def reshape_records(where: str, x: np.ndarray, record_shape: str | None) -> np.ndarray:
-    """Features with their records in the shape of the option, if it is given."""
+    """Features with records in the shape of the option, if set."""
     if record_shape is None:
         return x
     shape = shape_of(record_shape)
@@ -239,7 +238,7 @@ def make_dataset(
 
 
 def warnings_on(x: np.ndarray) -> list[str]:
-    """What features look like that networks would take for something else."""
+    """Warnings about features that networks would misread."""
     notes, shape = [], x.shape[1:]
     if len(shape) == 3 and shape[0] in CHANNELS and shape[2] not in CHANNELS:
         notes.append(
@@ -255,7 +254,7 @@ def warnings_on(x: np.ndarray) -> list[str]:
 
 
 def _real(where: str, rows: Any) -> np.ndarray:
-    """Real numbers as an array: lists of lists, all of one length, and no text, truth value or nothing among them."""
+    """Real numbers as an array, from lists of equal length without text, truth values or None."""
     try:
         array = np.asarray(rows)
     except (ValueError, OverflowError):
@@ -269,7 +268,7 @@ def _real(where: str, rows: Any) -> np.ndarray:
 def pool_records(dataset: Dataset) -> Dataset:
     """Training and test records together as training records, in this order; nothing is left to test on.
 
-    What is cut from one text may then be on both sides, so that no bound of tokens holds any more.
+    Pieces of one text may then be on both sides, so no bound on tokens holds any more.
     """
     ids = dataset.client_ids, dataset.test_client_ids
     return dataset._replace(

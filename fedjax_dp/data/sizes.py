@@ -1,4 +1,4 @@
-"""How many records each client gets."""
+"""The number of records of each client."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Sizes = int | Sequence[int] | np.ndarray  # a number of clients stands for clien
 
 
 def labels_of(labels: Any) -> np.ndarray:
-    """Labels `(records,)` as they are given, or a data set's training labels."""
+    """Labels `(records,)`, or a data set's training labels."""
     array = np.asarray(getattr(labels, "y_train", labels))
     if array.ndim != 1:
         raise errors.refuse("labels", f"shape {array.shape}", "a list of numbers")
@@ -104,7 +104,7 @@ def _sizes_by_law(name: str, records: int, num_clients: int, law: Callable[[int]
 
 
 def _spare(records: int, num_clients: int, minimum: int) -> int:
-    """Records that are left when each client has the least."""
+    """The records left when each client has the minimum."""
     errors.require_count("num_clients", num_clients)
     errors.require_count("min_records", minimum)
     spare = records - minimum * num_clients

@@ -1,4 +1,4 @@
-"""The federated store: the records as the data set has them, and which of them each client holds. Nothing is padded.
+"""The federated store: the records of a data set, and the rows of each client. Nothing is padded.
 
 Another partition of the same data set shares its records: only the row numbers differ.
 """
@@ -20,16 +20,24 @@ from fedjax_dp.data.targets import Vocabulary, as_arrays, as_stored, native, row
 from fedjax_dp.display import Card, count, displayed, half
 from fedjax_dp.pytrees import checksum, mask_rows, structure, value
 
-KEPT = ("name", "scale", "shift", "classes", "learnt", "notes", "overlap")  # of a data set, whoever holds its records
-BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
+KEPT = (
+    "name",
+    "scale",
+    "shift",
+    "classes",
+    "learnt",
+    "notes",
+    "overlap",
+)  # fields of a data set that no partition changes
+BLOCK = 256  # records of a client processed together; bounds memory
 
 
 class UnitBound(NamedTuple):
-    """How many records one unit above the record has, by a public rule."""
+    """The most records of one unit above the record, by a public rule."""
 
     unit: Unit
-    records: int  # at a client, at most
-    clients: int = 1  # that have some of them, at most
+    records: int  # at most, at a client
+    clients: int = 1  # at most, with records of the unit
 
 
 @displayed
@@ -47,20 +55,20 @@ class Dataset(NamedTuple):
     classes: int  # outputs of a model: classes, tokens of the vocabulary, labels, 1 for `binary`, numbers of a target
     scale: float = 1.0
     shift: float = 0.0
-    client_ids: np.ndarray | None = None  # (records,) natural owners, where the data set has them
-    test_client_ids: np.ndarray | None = None  # (test records,) likewise
+    client_ids: np.ndarray | None = None  # (records,) natural owners, if the data set has them
+    test_client_ids: np.ndarray | None = None  # (test records,) natural owners
     tokens: bool = False  # features are indices into a vocabulary and reach the model as integers
-    learnt: tuple[str, ...] = ()  # what of the features was computed from training records, without privacy
-    notes: tuple[str, ...] = ()  # what its reader decided, for the user to know
-    task: str = "classes"  # what targets are, a name of `fedjax_dp.data.TARGETS`
+    learnt: tuple[str, ...] = ()  # computations of features from training records, without privacy
+    notes: tuple[str, ...] = ()  # the reader's decisions, for the user
+    task: str = "classes"  # kind of the targets, a name in `fedjax_dp.data.TARGETS`
     vocabulary: Vocabulary | None = None  # of `sequence`
-    overlap: str = ""  # how records share parts of a text, so that one of them is less than it hides; "": they do not
-    unit_ids: np.ndarray | None = None  # (records,) of which person, or of which text, each training record is
-    bounds: tuple[UnitBound, ...] = ()  # what of these is kept: see `of_units`; of tokens, what is so by the cut
+    overlap: str = ""  # how records share parts of a text, so that hiding one does not hide its text; "" if they do not
+    unit_ids: np.ndarray | None = None  # (records,) the person or text of each training record
+    bounds: tuple[UnitBound, ...] = ()  # on these units, see `of_units`; on tokens, by the cut
 
     @property
     def __advice__(self) -> str:
-        """Where the clients' data are wanted."""
+        """The remedy in a refusal of a data set that is not yet federated."""
         return "write fedjax_dp.federate(dataset, parts), parts such as fedjax_dp.data.natural(client_ids)"
 
     def _card(self) -> Card:
@@ -76,7 +84,7 @@ class Dataset(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What one client's local steps need to know about its data; scalars, traced."""
+    """The facts about a client's data that its local steps need; scalars, traced."""
 
     id: jax.Array
     offset: jax.Array  # into `FederatedData.rows`
@@ -140,22 +148,22 @@ class FederatedData:
         return tuple(self.x.shape[1:])
 
     def bound_of(self, unit: Unit) -> UnitBound | None:
-        """How many records one such unit has at most; None: nobody knows."""
+        """The most records of one such unit; None if unknown."""
         return next((bound for bound in self.bounds if bound.unit is unit), None)
 
     @property
     def row_numbers(self) -> np.ndarray:
-        """Of the records of client 0, then of client 1, ... `(records of all clients,)`."""
+        """Row numbers of the records of client 0, then of client 1, ... `(records of all clients,)`."""
         return np.arange(len(self.x)) if self.rows is None else np.asarray(self.rows)
 
     @property
     def checksum(self) -> str:
-        """Of every client's records: reads them all."""
+        """The checksum of all clients' records; reads them all."""
         return checksum(self.x, self.y, self.rows, self.offsets, self.sizes)
 
     @property
     def partition(self) -> dict[str, Any]:
-        """Which records each client holds; all else is the same for every partition of the data set."""
+        """The fields that hold the clients' records; all others are equal for every partition of the data set."""
         return {name: getattr(self, name) for name in ("rows", "offsets", "sizes", "shares", "test_clients")}
 
     def called(self, client: int) -> str:
@@ -175,7 +183,7 @@ class FederatedData:
         return rows_of(self.y, rows)
 
     def blank_targets(self, records: int) -> Any:
-        """The shapes and types of the targets of so many records."""
+        """The shapes and types of the targets of this many records."""
         return jax.tree.map(
             lambda a: jax.ShapeDtypeStruct((records, *a.shape[1:]), jax.dtypes.canonicalize_dtype(a.dtype)), self.y
         )
@@ -186,7 +194,7 @@ class FederatedData:
         return rows if self.rows is None else self.rows[rows]
 
     def mean_over_records(self, client: Client, of: Callable[[jax.Array, Any], jax.Array]) -> jax.Array:
-        """Mean over all of a client's records of the rows that `of(x, y)` gives, a block of records at a time."""
+        """Mean over a client's records of the rows of `of(x, y)`, computed block by block."""
         rows = min(BLOCK, self.largest)
         positions = jnp.arange(math.ceil(self.largest / rows) * rows, dtype=jnp.int32).reshape(-1, rows)
 
@@ -280,7 +288,7 @@ def federate(
 
 
 def of_units(dataset: Dataset, parts: list[np.ndarray]) -> tuple[list[np.ndarray], tuple[UnitBound, ...]]:
-    """The rows of each client that the bounds of the data set leave, and the bounds that hold of them.
+    """The rows of each client that the bounds of the data set keep, and the bounds that hold for them.
 
     Of each person or text the first `records` at each of the first `clients` that have some: a rule that knows ids
     alone, so that what it keeps of one depends on no other, and on no record. Tokens are not counted: their bound holds
@@ -319,7 +327,7 @@ def _first_of_each(ids: np.ndarray, parts: list[np.ndarray], bound: UnitBound) -
 
 
 def _owners(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) -> np.ndarray | None:
-    """The id of each client, where all of its records are of one that no other has."""
+    """The id of each client, if all its records have one id that no other client has."""
     if dataset.client_ids is None:
         return None
     owners = np.asarray(dataset.client_ids)[order]
@@ -329,7 +337,7 @@ def _owners(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) -> np.ndarra
 
 
 def _owners_of_tests(dataset: Dataset, owners: np.ndarray) -> np.ndarray | None:
-    """For each test record its client, where ids say it."""
+    """The client of each test record, if ids determine it."""
     tests = dataset.test_client_ids
     names, clients = np.unique(owners, return_index=True)
     if tests is None or not np.isin(tests, names).all():
@@ -338,7 +346,7 @@ def _owners_of_tests(dataset: Dataset, owners: np.ndarray) -> np.ndarray | None:
 
 
 def require_clients(data: Any) -> None:
-    """Refuse what is no clients' data, such as a data set that is not yet spread over clients."""
+    """Refuse anything but federated data, such as a data set that is not yet spread over clients."""
     if not isinstance(data, FederatedData):
         wanted = "a fedjax_dp.data.FederatedData, which fedjax_dp.federate makes"
         raise errors.refuse("data", validation.describe(data), wanted, validation.advice(data))
@@ -373,7 +381,7 @@ def _record_facts(x: Any, tokens: bool) -> dict[str, str]:
 
 
 def _target_facts(task: str, y: Any, outputs: int) -> dict[str, str]:
-    """What its target is, where it is not a class."""
+    """The task and vocabulary of targets that are not classes."""
     if task == "classes":
         return {"classes": str(outputs)}
     kinds = ", ".join(f"{a.dtype} of shape {tuple(a.shape[1:])}" for a in jax.tree.leaves(y))

@@ -1,4 +1,4 @@
-"""What a partition is like: sizes, labels and how far the clients are from each other."""
+"""The summary of a partition: sizes, labels and the distance between clients."""
 
 from typing import NamedTuple
 
@@ -14,7 +14,7 @@ LABELLED = ("classes", "binary", "multi_label")  # tasks whose targets are label
 
 @displayed
 class Summary(NamedTuple):
-    """Numbers about federated data; where three stand together they are of the least, median and largest client."""
+    """Numbers about federated data; triples are of the least, median and largest client."""
 
     name: str
     clients: int
@@ -35,7 +35,7 @@ class Summary(NamedTuple):
         return self.card(f"federated data {self.name}")
 
     def card(self, title: str) -> Card:
-        """What is shown of it under a title."""
+        """The displayed lines and their title."""
         tested = self.clients_with_test_records
         whose = "not divided among clients" if tested is None else f"parts of {tested:,} clients"
         shape = " x ".join(map(str, self.record_shape))
@@ -55,7 +55,7 @@ class Summary(NamedTuple):
 
     @property
     def _target(self) -> str:
-        """What belongs to a record, in words."""
+        """The target of a record, in words."""
         aims = " x ".join(map(str, self.target_shape or ()))
         return {
             "classes": f"one of {self.classes} classes",

@@ -1,4 +1,4 @@
-"""What the targets of records may be, task by task. Losses and metrics of the tasks stand in `fedjax_dp.tasks`."""
+"""The valid targets of each task. Losses and metrics of the tasks are in `fedjax_dp.tasks`."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -9,10 +9,10 @@ import numpy as np
 from fedjax_dp import errors
 
 MOST_CLASSES = 1_000_000  # a model has an output for each
-BLOCK = 1 << 24  # numbers that are looked at together
-FIRST = 5  # records that are named
+BLOCK = 1 << 24  # numbers checked together
+FIRST = 5  # records named in a message
 RENUMBER = "np.unique(labels, return_inverse=True)[1] numbers them from 0"
-OWN = "own"  # the task of targets that no other describes
+OWN = "own"  # the task of user-defined targets
 
 
 class Vocabulary(NamedTuple):
@@ -35,12 +35,12 @@ def vocabulary_of(fields: Mapping[str, Any] | None) -> Vocabulary | None:
 
 
 class Targets(NamedTuple):
-    """Of one task: one target for each record, `(records, *target_shape)`."""
+    """The targets of one task: one for each record, `(records, *target_shape)`."""
 
-    check: Callable[[str, Any], None]  # refuse, under that name, what cannot be targets of this task
+    check: Callable[[str, Any], None]  # refuses invalid targets, by this name
     outputs: Callable[[str, Any, Any, int | None, Vocabulary | None], int]  # outputs of a model; refuses others
-    shape: tuple[str, ...] | None  # of one target, in words; None: any, of several arrays too
-    kind: Any = None  # that they are stored as; None: as they are
+    shape: tuple[str, ...] | None  # of one target, in words; None for any, also of several arrays
+    kind: Any = None  # the stored type; None leaves it
 
     @property
     def in_words(self) -> str:
@@ -50,13 +50,13 @@ class Targets(NamedTuple):
 
 
 def targets_of(task: str) -> Targets:
-    """What is known of a task's targets, by its name."""
+    """The `Targets` of a task, by its name."""
     errors.require_choice("task", task, TARGETS)
     return TARGETS[task]
 
 
 def count_records(y: Any) -> int:
-    """How many records some targets are of."""
+    """The number of records of these targets."""
     return int(jax.tree.leaves(y)[0].shape[0])
 
 
@@ -78,19 +78,19 @@ def as_arrays(y: Any) -> Any:
 
 
 def native(numbers: Any) -> np.ndarray:
-    """An array of NumPy, in this machine's order of bytes, which devices need."""
+    """A NumPy array in this machine's byte order, which devices need."""
     array = np.asarray(numbers)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 
 def as_stored(task: str, y: Any) -> Any:
-    """Targets as a store keeps them."""
+    """The targets in the type of a store."""
     kind = TARGETS[task].kind
     return y if kind is None else jax.tree.map(lambda a: a.astype(kind), y)
 
 
 def check_vocabulary(what: str, vocabulary: Any) -> Vocabulary:
-    """Refuse what is no vocabulary, and ids outside of it."""
+    """Refuse anything but a vocabulary, and ids outside of it."""
     if not isinstance(vocabulary, Vocabulary):
         remedy = "fedjax_dp.data.Vocabulary(size=...) says how many tokens there are"
         raise errors.refuse(what, "nothing" if vocabulary is None else repr(vocabulary)[:60], "a Vocabulary", remedy)
@@ -103,7 +103,7 @@ def check_vocabulary(what: str, vocabulary: Any) -> Vocabulary:
 
 
 def check_labels(what: str, y: np.ndarray) -> None:
-    """Integers from 0."""
+    """Require integers from 0."""
     wanted = "integer labels from 0"
     if y.dtype.kind == "f" and (odd := not_finite(y)):
         raise errors.refuse(what, odd, wanted, "drop records without a label")
@@ -129,7 +129,7 @@ def _count_labels(where: str, y_train: Any, y_test: Any, classes: int | None, vo
 
 
 def _count_classes(where: str, present: np.ndarray) -> int:
-    """How many classes there are, if not given: every label from 0 to the largest occurs, else one was miscounted."""
+    """The number of classes, by default from the labels, of which each from 0 to the largest must occur."""
     most, known = int(present[-1]), "or give classes"
     if present[0] > 0 and len(present) == most - present[0] + 1:
         remedy = f"subtract {present[0]} from y_train and y_test, {known}"
@@ -142,7 +142,7 @@ def _count_classes(where: str, present: np.ndarray) -> int:
 
 
 def without_records(task: str, classes: int, *targets: Any) -> list[str]:
-    """The note on classes that none of the records has: more outputs than labels may be a number that was mistaken."""
+    """The note on classes without records: more outputs than labels may be a mistake."""
     if task not in ("classes", "multi_label"):
         return []
     occurring = np.zeros(classes, bool)
@@ -181,7 +181,7 @@ def _check_token_type(what: str, y: np.ndarray) -> None:
 
 
 def _count_width(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
-    """An output for each number of a target."""
+    """The number of outputs: one for each number of a target."""
     width = int(y_train.shape[1])
     if y_test.shape[1] != width:
         raise errors.refuse(f"{where}y_test", tuple(y_test.shape), f"(records, {width}), as y_train")
@@ -242,7 +242,7 @@ def _count_outputs(where: str, y_train: Any, y_test: Any, classes: int | None, v
 
 
 def not_finite(x: np.ndarray) -> str:
-    """What is not finite in float32, in which models compute, and in which records `(records, ...)`; "": nothing."""
+    """The values not finite in float32, in which models compute, and their records `(records, ...)`; "" if none."""
     if all(np.isfinite(_extremes(block)).all() for block in _blocks(x)):
         return ""
     with np.errstate(over="ignore"):
@@ -257,13 +257,13 @@ def not_finite(x: np.ndarray) -> str:
 
 
 def _blocks(x: np.ndarray) -> Iterator[np.ndarray]:
-    """Records that are looked at together."""
+    """Blocks of records to check together."""
     rows = max(1, BLOCK // max(1, x[:1].size))
     return (x[at : at + rows] for at in range(0, len(x), rows))
 
 
 def _extremes(block: np.ndarray) -> np.ndarray:
-    """The least and the largest number in float32: NaN where one is NaN."""
+    """The least and the largest number in float32; NaN if any is NaN."""
     with np.errstate(over="ignore"):
         return np.array([block.min(initial=0), block.max(initial=0)]).astype(np.float32)
 

@@ -28,7 +28,7 @@ WIDTHS = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
 
 
 class RecordFormat(NamedTuple):
-    """What of the data a model is made for."""
+    """The facts about the data that a model depends on."""
 
     record_shape: tuple[int, ...]
     classes: int
@@ -81,7 +81,7 @@ _OF_PARTS = (
 
 @functools.lru_cache(maxsize=8)  # as another model is another program, and checkpoints are large
 def _freeze(built: NetworkModel, digests: tuple[tuple[str, str], ...], **options: Any) -> NetworkModel:
-    """The model of which a part is trained, begun with what is in the files of these checksums."""
+    """The partly trained model, which starts from the files with these checksums."""
     set_options = {name.removeprefix("lora_"): value for name, value in options.items() if value is not None}
     start, names = (set_options.pop(name, None) for name in ("start", "start_names"))
     if start is None and names is not None:
@@ -171,13 +171,13 @@ def _widths(hidden: str) -> tuple[int, ...]:
 
 
 def terms_of(config: RunSpec, data: FederatedData) -> PrivacyTerms:
-    """How the privacy of a configuration is counted, budgets drawn."""
+    """The privacy terms of a configuration, with the budget of each client."""
     assert isinstance(config.privacy, PrivacyConfig)  # as in every one but those of values
     return config.privacy.terms(data.num_clients, config.data.seed, data.names)
 
 
 def planned_of(config: RunSpec, data: FederatedData, *, goes_on: bool = False) -> PlannedRun:
-    """The run of a configuration on its clients, checked, its noise not known yet.
+    """The checked run of a configuration on its clients, before its noise is calibrated.
 
     goes_on  a log of who takes part may name clients of later rounds.
     """
@@ -188,11 +188,11 @@ def planned_of(config: RunSpec, data: FederatedData, *, goes_on: bool = False) -
 
 
 def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
-    """The algorithm of a configuration, its noise not found yet."""
+    """The algorithm of a configuration, before its noise is calibrated."""
     entry, options = config.entry, dict(config.options)
     if "cohort_size" in entry.options:
-        drawn = options.get("cohort", entry.options["cohort"].default)
-        everyone = options.get("cohort_size") == data.num_clients and "cohort" not in options and drawn != "md"
+        cohort = options.get("cohort", entry.options["cohort"].default)
+        everyone = options.get("cohort_size") == data.num_clients and "cohort" not in options and cohort != "md"
         if everyone:
             options["cohort_size"] = None
     epsilon = terms_of(config, data).epsilon

@@ -1,4 +1,4 @@
-"""How many bytes travel in a round, counted from the parts of the algorithm instead of by a formula."""
+"""The bytes of a round, counted from the parts of the algorithm."""
 
 from typing import Any, NamedTuple
 
@@ -16,16 +16,16 @@ from fedjax_dp.rounds.algorithm import Algorithm
 class Traffic(NamedTuple):
     """Bytes of payload; float32 numbers, or words of the ring of a secure sum."""
 
-    down: int  # to one client of a cohort: model, and what corrections send along
-    up: int  # from one client: update and what joins it, and what is sent apart
-    clients: float  # that take part in a round, on average
+    down: int  # to one client of a cohort: the model and what corrections add
+    up: int  # from one client: the update, extra numbers sent with it, and separate messages
+    clients: float  # participating in a round, on average
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
         return self._asdict() | {"round_down": self.down * self.clients, "round_up": self.up * self.clients}
 
     def total(self, rounds: int) -> float:
-        """Bytes of so many rounds, both ways, on average."""
+        """Average bytes of these rounds, both ways."""
         return rounds * self.clients * (self.down + self.up)
 
     def __str__(self) -> str:
@@ -50,7 +50,7 @@ def traffic(algorithm: Algorithm, model: Model, data: FederatedData) -> Traffic:
 
 
 def parameters(model: Model, data: FederatedData) -> tuple[int, int | None]:
-    """How many numbers the model has, and its last hidden layer, if it has one that is called features."""
+    """The numbers of parameters and of features of a model."""
     size = size_of(model)
     if not getattr(model, "has_features", False):
         return size, None

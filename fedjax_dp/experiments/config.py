@@ -1,8 +1,8 @@
-"""The configuration of a run: what a TOML file, flags or Python set, and what follows from that.
+"""The configuration of a run: settings from a TOML file, flags or Python, and the defaults that follow.
 
-Overrides are a mapping of names to values; names are those of the fields below and of the options of the algorithm.
-`RunSpec.of` makes a `RunSpec` of them, which says everything; `RunSpec.of_values` makes one for an algorithm, data and
-a model that Python holds.
+Overrides map names to values; the names are those of the fields below and of the algorithm's options. `RunSpec.of`
+resolves them to a complete `RunSpec`; `RunSpec.of_values` does so for an algorithm, data and a model that are Python
+values.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ from fedjax_dp.tasks.measures import split_target
 from fedjax_dp.validation import PAGES
 
 Overrides = Mapping[str, Any]
-LARGEST_COUNT = 2**31 - 1  # what the rounds count with
+LARGEST_COUNT = 2**31 - 1  # the largest int32, which counts rounds
 TINY, HUGE = (float(getattr(np.finfo(np.float32), name)) for name in ("tiny", "max"))
-CONFIGURED, VALUES = "a configuration", "values of Python"  # what a run is made of
-# What overrides decide where algorithm, data, model and devices are values.
+CONFIGURED, VALUES = "a configuration", "values of Python"  # the source of a run
+# The overrides of a run whose algorithm, data, model and devices are values.
 BESIDE_VALUES = ("seed", "rounds", "evaluate_every", "checkpoint_every", "train_metrics", "target", "records")
-# What means nothing without privacy.
+# Meaningless without privacy.
 OF_PRIVATE = (
     "epsilon",
     "epsilon_high",
@@ -58,10 +58,10 @@ OF_PRIVATE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunSpec:
-    """Everything that decides a run, in groups; keys of a TOML file and flags are the names inside of them."""
+    """Everything that determines a run, in groups; the names in them are keys of a TOML file and flags."""
 
     algorithm: str
-    options: Overrides  # of the algorithm, where they are not its own defaults
+    options: Overrides  # of the algorithm, other than its defaults
     data: PopulationConfig
     training: TrainingConfig
     privacy: PrivacyTerms
@@ -74,7 +74,7 @@ class RunSpec:
 
     @classmethod
     def of(cls, overrides: Overrides) -> "RunSpec":
-        """Fill in what data set and algorithm bring, so that it says everything; refuses what cannot be."""
+        """Fill in the defaults of data set and algorithm; refuse impossible combinations."""
         explicit = {name: value for name, value in overrides.items() if value is not None}
         algorithm = explicit.get("algorithm", "dpnfl")
         entry = entry_of(algorithm)
@@ -136,7 +136,7 @@ class RunSpec:
 
     @property
     def name(self) -> str:
-        """The algorithm's, for people."""
+        """The algorithm's display name."""
         return self.entry.name if self.made_of == CONFIGURED else "algorithm"
 
     @property
@@ -145,25 +145,25 @@ class RunSpec:
 
     @property
     def code(self) -> dict[str, str]:
-        """Checksums of the user's own code that decides the run, by path."""
+        """Checksums of the user's code that determines the run, by path."""
         return own_code.checksums(self.algorithm, self.training.model, *map(self.options.get, CHOICES))
 
     @property
     def files(self) -> dict[str, str]:
-        """Checksums of the other files of the user's own that decide it; of a log, of the rounds that it has."""
+        """Checksums of the user's other files that determine the run; of a log, only of the run's rounds."""
         from fedjax_dp.models.starts import start_files  # loads JAX
 
         training, log = self.training, self.options.get("participation_log")
-        found = start_files(training.start, training.start_names)
+        starts = start_files(training.start, training.start_names)
         if log is None or not pathlib.Path(log).exists():
-            return found
+            return starts
         from fedjax_dp.accounting import ParticipationLog  # loads SciPy
 
-        rounds = training.rounds if self.privacy.stop_at_epsilon is None else None  # which may end it before its log
-        return found | {log: ParticipationLog.read(log).digest(rounds)[:16]}
+        rounds = training.rounds if self.privacy.stop_at_epsilon is None else None  # a budget may end it before its log
+        return starts | {log: ParticipationLog.read(log).digest(rounds)[:16]}
 
     def flat(self) -> dict[str, Any]:
-        """What is set, by name: `RunSpec.of` makes the same of it, or `of_values` of what it takes."""
+        """All settings by name: `RunSpec.of`, or `of_values` for those it takes, makes an equal configuration."""
         result = {"algorithm": self.algorithm}
         for group in GROUPS:
             result |= vars(getattr(self, group))
@@ -174,7 +174,7 @@ class RunSpec:
         return {name: value for name, value in (result | dict(self.options)).items() if value is not None}
 
     def from_data_set(self) -> dict[str, Any]:
-        """Values that the user left out and the data set brought, by name."""
+        """Values from the data set's presets that the user left out, by name."""
         brought = preset_of(kind_of(self.data.dataset))
         return {
             name: value
@@ -183,14 +183,14 @@ class RunSpec:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """Every option that the run takes, None where nothing is set, for JSON."""
+        """Every option that the run takes as JSON content; None if unset."""
         result = self.flat()
         if self.made_of != CONFIGURED:
             return result
         return {name: result.get(name) for name in options_of(self.entry) | own_numbers(self.options)}
 
     def replace(self, **changes: Any) -> "RunSpec":
-        """The same with other values of fields by name, which are not checked again."""
+        """This configuration with other values of fields by name, which are not checked again."""
         changed = {
             group: dataclasses.replace(getattr(self, group), **own)
             for group, options in fixed_options().items()
@@ -206,7 +206,7 @@ class RunSpec:
         return dataclasses.replace(self, options={**self.options, "cohort_size": num_clients})
 
     def with_rounds(self, rounds: int) -> "RunSpec":
-        """The same of other rounds, with what follows from them where it is left out."""
+        """This configuration for other rounds, with the defaults that follow from them."""
         if rounds == self.training.rounds:
             return self
         follow = {name: value for name, value in _by_rounds(rounds).items() if name not in self.explicit}
@@ -214,7 +214,7 @@ class RunSpec:
 
     @contextlib.contextmanager
     def naming_defaults(self) -> Iterator[None]:
-        """A refusal in the block that is about a field that was not set says whose default it is."""
+        """Add to a refusal in the block about an unset field whose default it is."""
         try:
             yield
         except errors.ConfigurationError as error:
@@ -235,7 +235,7 @@ def _require_own_names(own: Options, taken: Options) -> None:
 
 
 def _require_taken(entry: Entry[Any], taken: Options, explicit: Overrides) -> None:
-    """Refuse names that are unknown, or of other algorithms."""
+    """Refuse names that are unknown or belong to other algorithms."""
     known = {**options_of(), **taken}
     for name, value in explicit.items():
         errors.require_choice("option", name, known)
@@ -248,7 +248,7 @@ def _require_taken(entry: Entry[Any], taken: Options, explicit: Overrides) -> No
 
 
 def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
-    """What is taken where nothing is set: the data set's, and over that the algorithm's."""
+    """The presets of the data set, overridden by those of the algorithm."""
     preset = preset_of(kind_of(explicit.get("dataset", "digits")))
     brought = entry.preset({**preset, **explicit})
     known = options_of(entry)
@@ -264,7 +264,7 @@ def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
                 raise errors.refuse(name, explicit[name], "left out when noise_multiplier is given", "keep one of them")
     if "epsilon" in explicit:
         preset.pop("epsilon_high", None)
-    if "participation_log" in explicit:  # which says all that a cohort is drawn by
+    if "participation_log" in explicit:  # which determines the cohorts
         preset["cohort"] = "log"
     for slot, size in (("cohort", "cohort_size"), ("batches", "batch_size")):
         chosen = {**preset, **explicit}.get(slot)
@@ -277,7 +277,7 @@ def _preset(entry: Entry[Any], explicit: Overrides) -> dict[str, Any]:
 
 
 def _check_values(taken: Options, values: Overrides) -> dict[str, Any]:
-    """The values, each what its option takes, with the rounds between evaluations and checkpoints filled in."""
+    """Check each value by its option, and fill in the rounds between evaluations and checkpoints."""
     for name, value in values.items():
         taken[name].check(value)
     counts = ("rounds", "cohort_size", "batch_size", "local_steps", "evaluate_every", "checkpoint_every", "chunk_size")
@@ -298,7 +298,7 @@ def _by_rounds(rounds: int) -> dict[str, int]:
 
 
 def _whole_run_rounds(taken: Options, values: Overrides) -> dict[str, Any]:
-    """The run's rounds, for schedules over rounds that leave their number out."""
+    """Fill in the run's rounds in schedules over rounds that leave their number out."""
     effective = _with_defaults(taken, values)
     return {
         name: values["rounds"]
@@ -319,13 +319,13 @@ def _owners(name: str) -> str:
 
 
 def _fields_of(values: Overrides, cls: type) -> dict[str, Any]:
-    """What of the values are fields of a class."""
+    """The values that are fields of a class."""
     names = {field.name for field in dataclasses.fields(cls)}
     return {name: value for name, value in values.items() if name in names}
 
 
 def _flatten_tables(written: Overrides, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """With the numbers of a table of a slot, `[cohort]` with its name and its numbers, as options of the run."""
+    """Turn the table of a slot, such as `[cohort]` with a name and numbers, into options of the run."""
     result: dict[str, Any] = {}
     for name, value in written.items():
         table = value if name in CHOICES and isinstance(value, Mapping) else {"name": value}
@@ -338,7 +338,7 @@ def _flatten_tables(written: Overrides, path: str | os.PathLike[str]) -> dict[st
 
 
 def read(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """What a TOML file says, each value checked against its type."""
+    """The settings of a TOML file, each value checked against its type."""
     overrides, path = _flatten_tables(folders.read_toml("configuration file", path), path), pathlib.Path(path)
     known = known_options(overrides.get("algorithm")) | own_numbers(overrides)
     for name, value in overrides.items():

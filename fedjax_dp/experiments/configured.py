@@ -34,7 +34,7 @@ BROUGHT = ("schedule", "per_step", "l2", "estimator")  # options whose defaults 
 
 
 def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -> tuple[dict[str, Any], pathlib.Path]:
-    """What `result.json` holds of a new run, and its folder, which has nothing but its lock until all is checked."""
+    """The content of `result.json` of a new run, and its folder, which holds only its lock until all is checked."""
 
     def prepare() -> Experiment:
         with config.naming_defaults():
@@ -50,10 +50,10 @@ def start(config: RunSpec, screen: Screen, callbacks: Callbacks | None = None) -
 def resume(
     path: pathlib.Path, overrides: dict[str, Any], screen: Screen, callbacks: Callbacks | None = None
 ) -> tuple[dict[str, Any], pathlib.Path]:
-    """Continue a run from its newest checkpoint; one that is finished stays as it is.
+    """Continue a run from its newest checkpoint; a finished run does not change.
 
-    `overrides` must equal the run's own fields, except those that are free, and `rounds`, which may be more where the
-    run would have begun alike.
+    `overrides` must equal the run's own fields, except free ones and `rounds`: more are possible if the run would have
+    begun in the same way.
     """
 
     def continuation(manifest: run_folder.Manifest) -> Continuation:
@@ -71,7 +71,7 @@ def resume(
 
 
 def _changed_config(manifest: run_folder.Manifest, overrides: dict[str, Any]) -> tuple[RunSpec, int]:
-    """The configuration of a run folder with what may change as `overrides`, and how many rounds to go to."""
+    """The configuration of a run folder with `overrides`, which may only change free fields, and its last round."""
     before, rounds = manifest["config"], overrides.get("rounds")
     if "out" in overrides:
         raise errors.refuse("out", overrides["out"], "left out with --resume, which names the folder", "drop it")
@@ -93,9 +93,9 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
     config = config.for_clients(data.num_clients)
     planned = build.planned_of(config, data, goes_on=goes_on)
     execution = build.build_execution(config, planned.algorithm, data)
-    # Noted, so that the run goes on alike with another number of processes.
+    # Noted, so that another number of processes continues the run in the same way.
     on_host = build.records_on_host(config, planned.algorithm)
-    config = config.replace(records="host" if on_host else "devices", out=None)  # where it is kept decides nothing
+    config = config.replace(records="host" if on_host else "devices", out=None)  # the place determines nothing
     began = time.perf_counter()
     searched = config.privacy.epsilon is not None  # else noise is set, and its epsilon is computed
     with screen.bar("calibrating noise" if searched else "computing epsilon", total=1) as show:
@@ -136,14 +136,14 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
 
 
 def _assumed_defaults(config: RunSpec) -> list[str]:
-    """Numbers that were not set for data of the user's own, which no default can know."""
+    """Unset numbers for the user's own data, for which no default can be right."""
     brought = config.from_data_set() if kind_of(config.data.dataset) in presets.FILES else {}
     listed = ", ".join(f"{name} {value:g}" for name, value in brought.items() if isinstance(value, int | float))
     return [f"not set, so defaults are used: {listed}"] if listed else []
 
 
 def _entry_defaults(config: RunSpec) -> list[str]:
-    """How its local steps and sums differ, by the defaults of an entry, from what other entries take."""
+    """Defaults of an entry for local steps and sums that differ from those of other entries."""
     taken = {name: option.default for name, option in config.entry.options.items() if name in BROUGHT}
     brought = {
         name: value
@@ -155,7 +155,7 @@ def _entry_defaults(config: RunSpec) -> list[str]:
 
 
 def _describe(config: RunSpec, ready: Experiment) -> list[str]:
-    """What a reader of the log wants to know before the first round."""
+    """The lines of the log before the first round."""
     run, options = ready.planned, config.options
     data, algorithm = run.data, run.algorithm
     lines = [f"{_clients(data)}; {_rounds(config, ready)}", _devices(ready.execution)]
@@ -179,15 +179,15 @@ def _describe(config: RunSpec, ready: Experiment) -> list[str]:
 
 
 def _small_clients(run: PlannedRun) -> list[str]:
-    """That some clients have no more records than a batch, where others are sampled, and what it costs them."""
+    """A warning if some clients, unlike others, have no more records than a batch, and its privacy cost."""
     batches = run.algorithm.local.batches
     size, sizes = getattr(batches, "size", 0), np.asarray(run.data.sizes)
     if noise_of(run.algorithm) is None or unit_of(run.algorithm) is not Unit.RECORD:
         fewer = int(np.sum(sizes < size))
         return [f"{count(fewer, 'client')} with fewer than {size} records use all in every batch"] if fewer else []
     small = int(np.sum(sizes <= size))
-    drawn = isinstance(batches.sampling(2**31), WithoutReplacement | Poisson | RandomAllocation | BallsInBins)
-    if not small or not drawn:
+    samples = isinstance(batches.sampling(2**31), WithoutReplacement | Poisson | RandomAllocation | BallsInBins)
+    if not small or not samples:
         return []
     remedies = ["--batches epochs", "a smaller --batch-size"]
     if run.terms.epsilon is None:
@@ -207,7 +207,7 @@ def _clients(data: FederatedData) -> str:
 
 
 def _rounds(config: RunSpec, ready: Experiment) -> str:
-    """Who does what in a round, as far as the options say it."""
+    """A round in words, as far as the options determine it."""
     options, planned = config.options, ready.planned
     cohort = planned.algorithm.cohort
     size = cohort.expected_size(planned.data.num_clients)
@@ -225,7 +225,7 @@ def _rounds(config: RunSpec, ready: Experiment) -> str:
 
 
 def _devices(execution: Execution) -> str:
-    """Where it is computed."""
+    """The devices in words."""
     device = environment.device()
     kind = device["platform"].upper() + ("" if device["kind"] == device["platform"] else f" ({device['kind']})")
     words = f"runs on {execution.devices} {kind} device{'s' * (execution.devices > 1)}"

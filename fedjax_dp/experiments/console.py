@@ -1,4 +1,4 @@
-"""Progress, shown on stderr, so that stdout stays clean, or in a notebook's cell."""
+"""Progress on stderr, so that stdout stays clean, or in a notebook's cell."""
 
 import contextlib
 import html
@@ -14,12 +14,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-EVERY_S = 10  # between lines where there is no terminal
+EVERY_S = 10  # between lines without a terminal
 NOTEBOOK_EVERY_S = 0.1  # between pictures of a notebook's bar: each is a message to the browser
 
 
 class Screen:
-    """Progress: bars and tables on a terminal or in a notebook, lines now and then elsewhere, nothing if `quiet`."""
+    """Progress: bars and tables on a terminal or in a notebook, occasional lines elsewhere, nothing if `quiet`."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.console = Console(stderr=True, highlight=False, quiet=quiet, force_jupyter=False)
@@ -33,7 +33,7 @@ class Screen:
     def bar(
         self, what: str, total: int, done: int = 0, every_s: float = EVERY_S
     ) -> Iterator[Callable[[float, str], None]]:
-        """Yields a function that sets the progress and a text to show with it."""
+        """Yield a function that sets the progress and its text."""
         if self._notebook:
             with _cell() as renew:
                 yield lambda now, note: renew(_bar(what, now, total, note), now >= total)
@@ -60,13 +60,13 @@ class Screen:
 
     @contextlib.contextmanager
     def counter(self, what: str) -> Iterator[Callable[[int, int], None]]:
-        """Yields a function of (done, total) for short work: a bar, or without a terminal a line every two seconds."""
+        """Yield a function of (done, total) for short work: a bar, or without a terminal a line every two seconds."""
         with self.bar(what, total=1, every_s=2) as show:
             yield lambda done, total: show(done / total, f"{done} of {total}")
 
     @contextlib.contextmanager
     def live(self, what: str) -> Iterator[Callable[[Mapping[str, str]], None]]:
-        """Yields a function that shows names with texts: a live table, or without a terminal a line now and then."""
+        """Yield a function that shows names with texts: a live table, or without a terminal occasional lines."""
         if self._notebook:
             with _cell() as renew:
                 yield lambda texts: renew(_table(what, texts), False)
@@ -97,7 +97,7 @@ def in_notebook() -> bool:
 
 @contextlib.contextmanager
 def _cell() -> Iterator[Callable[[str, bool], None]]:
-    """Yields a function that updates the cell, not too often unless `must`. The cell is empty at the end."""
+    """Yield a function that updates the cell, not too often unless `must`. The cell is empty at the end."""
     ipython: Any = sys.modules["IPython.display"]
     handle = ipython.display(ipython.HTML(""), display_id=True)
     last = 0.0

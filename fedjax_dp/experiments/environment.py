@@ -1,4 +1,4 @@
-"""What numbers were made with: versions and hardware."""
+"""The versions and hardware behind a run's numbers."""
 
 import importlib.metadata
 import pathlib
@@ -13,13 +13,13 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "scipy")
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides the numbers."""
+    """Versions of the software that affects numbers."""
     own = {"python": platform.python_version(), "fedjax-dp": __version__}  # metadata may be of an older installation
     return own | {name: importlib.metadata.version(name) for name in PACKAGES}
 
 
 def device() -> dict[str, Any]:
-    """The hardware that JAX uses: devices of all processes; processor and cores of this one's machine."""
+    """The hardware that JAX uses: devices of all processes; processor and cores of this process's machine."""
     result = jax.devices()
     return {
         "platform": result[0].platform,

@@ -148,7 +148,7 @@ class PrivacyConfig(PrivacyTerms):
     epsilon_high: float | None = None
 
     def terms(self, num_clients: int, seed: int, names: ClientNames | None = None) -> PrivacyTerms:
-        """The same with the epsilons of a population, drawn by the seed between two bounds."""
+        """The privacy terms; epsilons between two bounds are drawn by the seed."""
         low, high = self.epsilon, self.epsilon_high
         shared = {name: value for name, value in vars(self).items() if name != "epsilon_high"}
         if low is None or high is None:
@@ -161,8 +161,8 @@ class PrivacyConfig(PrivacyTerms):
             require_budget(name, budget, WITHOUT)
         if not high >= low:
             raise errors.refuse("epsilon_high", high, f"at least epsilon, {low:g}")
-        drawn = numpy_stream("epsilon of clients", seed).uniform(low, high, num_clients)
-        return PrivacyTerms(**shared | {"epsilon": drawn})
+        budgets = numpy_stream("epsilon of clients", seed).uniform(low, high, num_clients)
+        return PrivacyTerms(**shared | {"epsilon": budgets})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -250,7 +250,7 @@ def entry_of(algorithm: str) -> Entry[Any]:
 
 
 def known_options(*algorithms: Any) -> Options:
-    """Options of runs of the catalogue, and those of algorithms of the user's own among these."""
+    """Options of runs of the catalogue and of the user-defined algorithms among these names."""
     own = [entry_of(algorithm) for algorithm in algorithms if own_code.is_file_name(algorithm)]
     return options_of(*own, *CATALOGUE.values())
 
@@ -284,6 +284,6 @@ def groups_of(*entries: Entry[Any]) -> dict[str, Options]:
 
 
 def options_of(*entries: Entry[Any]) -> Options:
-    """The same without groups; of all entries of the catalogue unless some are named."""
+    """All options without groups, by default of every entry of the catalogue."""
     grouped = groups_of(*(entries or CATALOGUE.values()))
     return {name: option for options in grouped.values() for name, option in options.items()}

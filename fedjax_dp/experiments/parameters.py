@@ -1,4 +1,4 @@
-"""Parameters of a model in files that other programs read: safetensors or npz, named by their paths."""
+"""Parameters of a model in files for other programs: safetensors or npz, named by their paths."""
 
 import contextlib
 import pathlib
@@ -17,10 +17,10 @@ ALONE = "params"  # the name of a single array, which has no path
 
 
 def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, str], *, new: bool = False) -> None:
-    """Write parameters and their ledger, in a .safetensors file with a description of them.
+    """Write parameters and their ledger, in a .safetensors file also a description of them.
 
-    new     whether the file must not be there yet
-    Raises: ConfigurationError for another ending and a folder that is none; errors.StorageError if the disk is full.
+    new     whether an existing file is refused;
+    Raises: ConfigurationError for another ending or a missing folder; errors.StorageError if the disk is full.
     """
     if path.suffix not in ENDINGS:
         raise errors.refuse("file of parameters", path, f"one that ends in {' or '.join(ENDINGS)}")
@@ -40,15 +40,15 @@ def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, 
 
 
 def by_name(params: Any) -> dict[str, np.ndarray]:
-    """Arrays under the names that they have in files."""
+    """Arrays by their names in files."""
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return {path_name(where) or ALONE: np.asarray(leaf, order="C") for where, leaf in leaves}
 
 
 def read(path: pathlib.Path) -> Any:
-    """Parameters of a .safetensors file: arrays in dictionaries, or the one array that there is.
+    """Parameters of a .safetensors file: arrays in dictionaries, or its only array.
 
-    Raises: ConfigurationError for a file that is not there or is none.
+    Raises: ConfigurationError for a missing or invalid file.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load

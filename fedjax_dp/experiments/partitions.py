@@ -1,4 +1,4 @@
-"""How a data set's records may be spread over clients, by name, and the options of each way."""
+"""The partitions of a data set over clients, by name, and their options."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from fedjax_dp.data import Dataset
 
 # The data set, perhaps without some test records, the training rows of each client, and the client of each test record
-# where that is known.
+# if known.
 Divided = tuple["Dataset", list[np.ndarray] | dict[str, np.ndarray], np.ndarray | None]
 LABELLED = ("classes", "binary")  # tasks whose targets are labels
 
 
 class PartitionOptions:
-    """The options of a partition, by name; one that is missing is refused."""
+    """The options of a partition, by name; refuses a missing one."""
 
     def __init__(self, values: Mapping[str, Any]):
         self.values = values
@@ -27,11 +27,11 @@ class PartitionOptions:
 
 
 class Sizes(NamedTuple):
-    """Records of each client, by a function of `fedjax_dp.data`: of all records, the clients, options and a seed."""
+    """Client sizes from a function of `fedjax_dp.data` of the number of records, the clients, options and a seed."""
 
     function: str
     options: tuple[str, ...] = ()
-    drawn: bool = False  # it takes the seed
+    random: bool = False  # takes the seed
 
 
 class Partition(NamedTuple):
@@ -41,13 +41,13 @@ class Partition(NamedTuple):
     options: tuple[str, ...]
     by_label: bool = False  # it needs labels, which some tasks do not have
     natural: bool = False  # its clients are the data set's own
-    brings: Mapping[str, Any] = {}  # where nothing is set, whatever the data set brings
+    brings: Mapping[str, Any] = {}  # defaults that override those of the data set
 
 
 SIZES: dict[str, Sizes] = {
     "equal": Sizes("equal_sizes"),
-    "power-law": Sizes("power_law_sizes", ("min_records",), drawn=True),
-    "zipf": Sizes("zipf_sizes", ("min_records", "zipf_exponent"), drawn=True),
+    "power-law": Sizes("power_law_sizes", ("min_records",), random=True),
+    "zipf": Sizes("zipf_sizes", ("min_records", "zipf_exponent"), random=True),
     "linear": Sizes("linear_sizes"),
     "square": Sizes("square_sizes"),
     "exponential": Sizes("exponential_sizes"),
@@ -56,13 +56,13 @@ SIZES: dict[str, Sizes] = {
 
 def _sizes(dataset: "Dataset", options: PartitionOptions) -> np.ndarray:
     sizes = SIZES[options.sizes]
-    names = ("num_clients", *sizes.options, *(("seed",) if sizes.drawn else ()))
+    names = ("num_clients", *sizes.options, *(("seed",) if sizes.random else ()))
     result: np.ndarray = getattr(data, sizes.function)(len(dataset.x_train), *(getattr(options, n) for n in names))
     return result
 
 
 def _partition_by(function: str, *names: str) -> Callable[["Dataset", PartitionOptions], Divided]:
-    """A function of `fedjax_dp.data` of the training targets and of these options, in their order."""
+    """A partition by a function of `fedjax_dp.data` of the training targets and these options, in order."""
 
     def divide(dataset: "Dataset", options: PartitionOptions) -> Divided:
         values = [_sizes(dataset, options) if name == "sizes" else getattr(options, name) for name in names]
@@ -83,12 +83,12 @@ def _shards(dataset: "Dataset", options: PartitionOptions) -> Divided:
 
 
 def _similarity(dataset: "Dataset", options: PartitionOptions) -> Divided:
-    """Test labels are cut alike, so that each client has its own part of them."""
-    drawn = options.num_clients, options.similarity, options.seed
+    """Test labels are cut in the same way, so that each client has its own part of them."""
+    arguments = options.num_clients, options.similarity, options.seed
     test_clients = np.empty(len(dataset.y_test), np.int32)
-    for client, rows in enumerate(data.similarity(dataset.y_test, *drawn)):
+    for client, rows in enumerate(data.similarity(dataset.y_test, *arguments)):
         test_clients[rows] = client
-    return dataset, data.similarity(dataset.y_train, *drawn), test_clients
+    return dataset, data.similarity(dataset.y_train, *arguments), test_clients
 
 
 def _continuous(dataset: "Dataset", options: PartitionOptions) -> Divided:
@@ -143,7 +143,7 @@ PARTITIONS: dict[str, Partition] = {
         lambda dataset, options: data.natural_parts(dataset, options.min_records),
         ("min_records",),
         natural=True,
-        brings={"min_records": 1},  # everybody
+        brings={"min_records": 1},  # keeps every client
     ),
     "grouped-natural": Partition(
         lambda dataset, options: data.grouped_parts(dataset, options.group_size, options.seed, options.remainder),

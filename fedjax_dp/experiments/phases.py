@@ -1,4 +1,4 @@
-"""The ledger of a run, which is written with its parameters."""
+"""The ledger of a run, stored with its parameters."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.pytrees import checksum as checksum_of
 from fedjax_dp.rounds.algorithm import Algorithm
 
-KINDS = 1000  # different epsilons of clients that are written as they are
+KINDS = 1000  # up to this many different epsilons of clients are stored unrounded
 
 
 def ledger_of(
@@ -33,10 +33,10 @@ def ledger_of(
     *,
     in_sweep: bool = False,
 ) -> str:
-    """The ledger of a run: the phases of what it began with, then its own.
+    """The ledger of a run: the phases of its starting parameters, then its own.
 
-    checksum  of the records, by which clients of a run on the same ones are known again;
-    in_sweep  whether it is one of several runs, one of which may have been chosen by its releases.
+    checksum  of the records, which identifies clients in other runs on the same records;
+    in_sweep  whether it is one of several runs, of which one may have been chosen by its releases.
     """
     data, before = planned.data, "".join(longest_lines(getattr(planned.model, "origins", ())))
     known = clients_in(data, checksum, guarantee.unit is not Unit.CLIENT)
@@ -61,7 +61,7 @@ def ledger_of(
 
 
 def checksums_of_values(algorithm: Algorithm, model: Model) -> dict[str, str]:
-    """Checksums of what decides what a run releases, but for its data and seed, by name."""
+    """Checksums, by name, of everything that determines a run's releases except its data and seed."""
     leaves, structure = jax.tree.flatten(algorithm)
     shape, looks = (
         checksum_of(np.frombuffer(without_addresses(repr(what)).encode(), np.uint8)) for what in (structure, model)
@@ -71,7 +71,7 @@ def checksums_of_values(algorithm: Algorithm, model: Model) -> dict[str, str]:
 
 
 def ledger_of_parameters(ledger: str, values: Mapping[str, Any], round_done: int) -> str:
-    """The ledger that is written with these arrays: its last line names them and their round."""
+    """The ledger stored with these arrays: its last line names them and their round."""
     facts = _last(ledger) | {"round": round_done, "parameters": values_digest(values)}
     return with_phase(before_last(ledger), facts)
 
@@ -93,26 +93,28 @@ def without_digests(ledger: str) -> str:
 
 
 def ledger_of_more_rounds(ledger: str, planned: PlannedRun, guarantee: Guarantee) -> str:
-    """The ledger of a run that goes on to more rounds, with another Guarantee."""
+    """The ledger of a run continued to more rounds, with a new Guarantee."""
     return with_phase(before_last(ledger), _last(ledger) | _cost(planned, guarantee))
 
 
 def _cost(planned: PlannedRun, guarantee: Guarantee) -> dict[str, Any]:
-    """Rounds, what they release of each client, and the epsilons of that and of all before it."""
+    """Rounds, their releases about each client, and the epsilons of these and of all phases so far."""
     private = not math.isinf(guarantee.epsilon)
     counted = planned.without_deployment
     by_name = counted.terms.participation in BY_NAME_ALONE
-    if by_name:  # whoever begins with the model needs what it really cost
+    if by_name:  # a run that starts from the model needs its true cost
         counted = counted.with_terms(participation="schedule")
     released = encode_releases(own_events(counted, training_events(counted))) if private else None
     facts = {"rounds": planned.rounds, **_epsilons(guarantee), "spent": released}
-    if by_name and released and any(map(is_own_code, released["events"])):  # nobody else can tell the other epsilon
+    if (
+        by_name and released and any(map(is_own_code, released["events"]))
+    ):  # no other program can compute the other epsilon
         facts["epsilon"] = None
     return facts
 
 
 def _epsilons(guarantee: Guarantee) -> dict[str, Any]:
-    """What these very parameters cost their clients: of a run that stands for a deployment, its own epsilon."""
+    """The privacy cost of these parameters: for a run that models a deployment, the run's own epsilon."""
     if guarantee.deployment is None:
         return {"epsilon": finite(guarantee.epsilon), "epsilons": _kinds(guarantee)}
     own = math.inf if guarantee.own is None else guarantee.own
@@ -122,13 +124,13 @@ def _epsilons(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def _last(ledger: str) -> dict[str, Any]:
-    """The facts of its last line."""
+    """The facts in the last line of a ledger."""
     facts: dict[str, Any] = json.loads(ledger.splitlines()[-1])
     return facts
 
 
 def _kinds(guarantee: Guarantee) -> list[list[Any]]:
-    """Different epsilons and how many clients have each; of very many, rounded up to three digits."""
+    """Distinct epsilons with their numbers of clients; more than KINDS are rounded up to three digits."""
     many = len(set(guarantee.epsilons)) > KINDS
     kinds = Counter(map(_round_up, guarantee.epsilons) if many else guarantee.epsilons)
     return [[finite(epsilon), kinds[epsilon]] for epsilon in sorted(kinds)]

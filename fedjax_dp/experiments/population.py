@@ -1,4 +1,4 @@
-"""The clients of a configuration: a data set, spread over them."""
+"""The clients of a configuration: a partitioned data set."""
 
 import math
 
@@ -55,7 +55,7 @@ def build_data(config: PopulationConfig) -> FederatedData:
 
 
 def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
-    """Decisions about the data that the user left open, line by line."""
+    """The decisions about the data that the user left open, one a line."""
     lines, kind = list(data.notes), kind_of(config.dataset)
     if config.holdout is not None:
         lines.append(
@@ -82,14 +82,14 @@ def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
 
 
 def checksum(config: PopulationConfig, data: FederatedData) -> str:
-    """Of the records of a configuration's clients; those of a store need not be read for it."""
+    """Checksum of the records of a configuration's clients; does not read those of a store."""
     if kind_of(config.dataset) == "store":
         return noted_checksum(config.dataset.partition(":")[2])
     return data.checksum
 
 
 def _normalise(dataset: Dataset, constants: str | None) -> Dataset:
-    """Features less a mean, over a standard deviation; both are public numbers, nothing is learnt."""
+    """Features minus a mean, divided by a standard deviation; both are public, nothing is learnt."""
     if constants is None:
         return dataset
     try:

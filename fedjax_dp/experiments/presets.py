@@ -1,4 +1,4 @@
-"""What a data set brings to a run where nothing is set: its clients, and how they train. No JAX here."""
+"""Presets of data sets: defaults for their clients and training. No JAX here."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _SKEWED = _LABELS | {"partition": "dirichlet", "labels_per_client": 2}
 _SMALL = _COMMON | {"num_clients": 10, "partition": "iid", "labels_per_client": 7, "min_records": 50}
 _TWO_CLASSES = _SMALL | {"labels_per_client": 1}
 _NATURAL = _SMALL | {"partition": "natural"}
-# What a data set brings where nothing is set, if not _SMALL. MNIST and its kin follow dpnfl, Adult cpfed.
+# Presets of data sets, else _SMALL. MNIST and its kin follow dpnfl, Adult cpfed.
 POPULATIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _LABELS),
     **dict.fromkeys(("emnist_byclass", "emnist_balanced", "cifar10", "cifar10_pca60"), _SKEWED),
@@ -43,7 +43,7 @@ POPULATIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("store", "leaf", "tff"), _NATURAL),
 }
 
-# `adaptive_learning_rate`: of servers such as Adam, whose steps are of the rate's own size.
+# `adaptive_learning_rate`: for servers such as Adam, whose step size is the rate itself.
 _TRAINED = {"batches": "without-replacement", "clip_norm": 1.0, "accountant": "pld"}
 _DPNFL = _TRAINED | {  # MNIST and its kin follow the paper
     "rounds": 50,
@@ -70,7 +70,7 @@ _BRIEF = _TRAINED | {
     "delta": 1e-3,
 }
 _LARGE = _BRIEF | {"rounds": 50, "cohort_size": 10, "delta": 1e-4}
-# User-defined data: an option that Python may leave out means there what it means here.
+# User-defined data: an option left out in Python has this value.
 _OWN = {name: value for name, value in _BRIEF.items() if name not in ("schedule", "l2")}
 _TRAINING: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _DPNFL),
@@ -86,12 +86,12 @@ _TRAINING: dict[str, dict[str, Any]] = {
 
 
 def paper_of(kind: str) -> str | None:
-    """The paper whose setting a data set brings."""
+    """The paper that a data set's presets follow."""
     return "dpnfl" if _TRAINING.get(kind) is _DPNFL else None
 
 
 def preset_of(kind: str) -> dict[str, Any]:
-    """Everything that a data set brings."""
+    """All presets of a data set."""
     return population_of(kind) | _TRAINING.get(kind, _BRIEF)
 
 
@@ -100,12 +100,12 @@ P = TypeVar("P", bound=PopulationConfig)
 
 
 def population_of(kind: str) -> dict[str, Any]:
-    """What a data set brings where nothing is set of its clients."""
+    """The presets of a data set for its clients."""
     return POPULATIONS.get(kind, _SMALL)
 
 
 def resolve_population(config: P, preset: Mapping[str, Any]) -> P:
-    """Fill in from `preset` what the partition needs; refuses options that mean nothing for it."""
+    """Fill in from `preset` what the partition needs; refuse options that do not apply to it."""
     kind = kind_of(config.dataset)
     check_reading(kind, config)
     if kind == "store":

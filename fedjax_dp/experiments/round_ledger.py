@@ -1,4 +1,4 @@
-"""The ledger file of a run's folder: the phases, then a line for each round, added as the run goes on."""
+"""The ledger file of a run's folder: the phases, then a line for each completed round."""
 
 import dataclasses
 import pathlib
@@ -28,7 +28,7 @@ PUT_BACK = "put it back, or start a new run"
 def read_text(file: pathlib.Path) -> str:
     """The whole file.
 
-    Raises: ConfigurationError where it is none that can be read, or empty.
+    Raises: ConfigurationError if it cannot be read or is empty.
     """
     try:
         text = file.read_text()
@@ -41,9 +41,9 @@ def read_text(file: pathlib.Path) -> str:
 
 
 def read_ledger(path: pathlib.Path) -> Ledger:
-    """The rounds in a ledger file, or in that of a run's folder.
+    """The rounds in a ledger file or a run's folder.
 
-    Raises: ConfigurationError in one line for what is none, or is of another version.
+    Raises: ConfigurationError in one line if it is no ledger, or of another version.
     """
     file = path / LEDGER if path.is_dir() else path
     text = read_text(file)
@@ -54,9 +54,9 @@ def read_ledger(path: pathlib.Path) -> Ledger:
 
 
 def require_own(folder: pathlib.Path, ready: "Experiment") -> None:
-    """Refuse a ledger that was edited, or is another run's.
+    """Refuse a ledger that was edited or belongs to another run.
 
-    It may be of fewer rounds: a kill may come while a run goes on to more.
+    It may have fewer rounds: a run may be killed while it continues to more.
     """
     phase, guarantee = read_ledger(folder).phase, ready.guarantee
     own: dict[str, Any] = {
@@ -77,9 +77,9 @@ def require_own(folder: pathlib.Path, ready: "Experiment") -> None:
 
 
 def carry_on(file: pathlib.Path, ready: "Experiment") -> None:
-    """The file as the run goes on with it: without what a kill cut off, and with the number of rounds it goes to.
+    """The file for a continued run: without a line cut off by a kill, and with the new number of rounds.
 
-    What rounds that are done have cost is not worked out again.
+    The cost of completed rounds is not computed again.
     """
     text, held = read_text(file), read_ledger(file)
     before = phases.ledger_of_more_rounds(phases_in(text), ready.planned, ready.guarantee)
@@ -87,20 +87,20 @@ def carry_on(file: pathlib.Path, ready: "Experiment") -> None:
     for line in held.lines:
         ends = line["halt"] if line["halt"] == "rule" or line["round"] + 1 == ready.rounds else None
         lines.append(dict(line) | {"halt": ends})
-    made = before + text_of(lines)
-    if made != text:
-        folders.write_atomically(file, made)
+    content = before + text_of(lines)
+    if content != text:
+        folders.write_atomically(file, content)
 
 
 class RoundLedger:
-    """Adds the lines of rounds to the ledger of a run that is trained in a folder."""
+    """Adds the lines of rounds to the ledger in a run's folder."""
 
     def __init__(self, folder: pathlib.Path, ready: "Experiment") -> None:
         self._file, self._ready = folder / LEDGER, ready
         self._next = read_ledger(folder).rounds
 
     def write(self, done: int) -> None:
-        """The lines of all rounds up to `done` that are not there yet."""
+        """Write the missing lines of all rounds up to `done`."""
         if done <= self._next:
             return
         with self._file.open("a") as opened:
@@ -109,7 +109,7 @@ class RoundLedger:
 
 
 def write_tables(folder: pathlib.Path, ready: "Experiment") -> None:
-    """The same for people: `ledger.csv` by round, of the worst client, and `clients.csv`."""
+    """Write tables for people: `ledger.csv` by round, for the worst client, and `clients.csv`."""
     lines = read_ledger(folder).lines
     by_round = [[*(line[name] for name in COLUMNS), ready.guarantee.mark] for line in lines]
     folders.write_atomically(folder / BY_ROUND, comma_separated((*COLUMNS, "deployment"), by_round))
@@ -118,7 +118,7 @@ def write_tables(folder: pathlib.Path, ready: "Experiment") -> None:
 
 
 def client_columns(ready: "Experiment") -> dict[str, Sequence[Any]]:
-    """What each client has been promised, a column by name."""
+    """The promise to each client, as columns by name."""
     planned, guarantee, spending = ready.planned, ready.guarantee, ready.spending
     data, terms, private = planned.data, planned.terms, spending.private
     unknown = [None] * data.num_clients

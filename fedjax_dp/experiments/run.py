@@ -1,4 +1,4 @@
-"""Runs of values: calibrate, train, account, in a folder if one is named."""
+"""Runs of values: calibrate, train and account, optionally in a folder."""
 
 import contextlib
 import dataclasses
@@ -25,7 +25,7 @@ from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyOptions
 from fedjax_dp.rounds.algorithm import Algorithm
 
-OF_VALUES = ("algorithm", "dataset", "model")  # of a configuration, what only describes the values of a run
+OF_VALUES = ("algorithm", "dataset", "model")  # fields of a configuration that only describe values
 
 
 def run(
@@ -46,12 +46,12 @@ def run(
     callbacks: Sequence[Any] = (),
     **privacy: Unpack[PrivacyOptions],
 ) -> Result:
-    """Train `algorithm` on `data` and say what it promises.
+    """Train `algorithm` on `data`, and compute its privacy guarantee.
 
-    algorithm         of the catalogue, such as `fedjax_dp.dpnfl(...)`, or of parts of your own;
-    data              what `fedjax_dp.federate` makes;
-    epsilon, delta    the budget, one or one for each client: the least noise that meets it is found; without epsilon
-                      the algorithm's own `noise_multiplier` counts;
+    algorithm         from the catalogue, such as `fedjax_dp.dpnfl(...)`, or of your own parts;
+    data              from `fedjax_dp.federate`;
+    epsilon, delta    the budget, one or one for each client, which determines the least noise; without epsilon the
+                      algorithm's own `noise_multiplier` counts;
     target            METRIC=VALUE of the task's metrics, such as accuracy=0.9, to count rounds and bytes to;
     out               a new folder for configuration, metrics, checkpoints, result and picture; `resume` goes on there
                       after a stop, `open_run` reads it;
@@ -98,14 +98,14 @@ def resume(
     progress: bool = False,
     callbacks: Sequence[Any] = (),
 ) -> SavedRun:
-    """Go on with a stopped run from its newest checkpoint, bit for bit as if it had not been stopped.
+    """Continue a stopped run from its newest checkpoint, bit for bit as if it had not stopped.
 
-    algorithm, data, model  as they were given to `run`, which a folder cannot hold; to be left out for the run of a
-                            configuration, which it does hold;
-    rounds                  more than before, where the run would have begun alike: the Guarantee is computed anew, by
-                            a log of who takes part that goes on too;
-    A finished run stays as it is.
-    Raises: ConfigurationError where folder, configuration, values or data have changed since.
+    algorithm, data, model  the arguments of `run`, which a folder cannot hold; leave them out for the run of a
+                            configuration, which the folder holds;
+    rounds                  more than before, if the run would have begun in the same way: the Guarantee is computed
+                            anew; a participation log must continue too;
+    A finished run does not change.
+    Raises: ConfigurationError if folder, configuration, values or data have changed since.
     """
     path, observers, screen = pathlib.Path(folder), Callbacks(callbacks), Screen(quiet=not progress)
     manifest = RUN_FOLDER.read(path)
@@ -149,7 +149,7 @@ def _prepare(
     overrides: Mapping[str, Any],
     kept: bool,
 ) -> Experiment:
-    """A run of values; `kept`: in a folder, for which values get checksums."""
+    """Prepare a run of values; `kept` in a folder, it needs checksums of them."""
     spec = RunSpec.of_values(overrides, dataset=data.name or "data")
     rounds, seed, terms = spec.training.rounds, spec.data.seed, spec.privacy
     ready = prepare_experiment(
@@ -173,7 +173,7 @@ def _checksums(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[
 
 
 def _architecture(model: Model, data: FederatedData) -> str | None:
-    """The name under which the package makes this very model."""
+    """The name of the package's architecture that equals this model."""
     if not isinstance(model, NetworkModel):
         return None
     for name, make in ARCHITECTURES.items():

@@ -1,6 +1,6 @@
-"""The folder of a run: configuration, metrics, checkpoints, result and picture; a stopped run goes on from there.
+"""The folder of a run: configuration, metrics, checkpoints, result and picture; a stopped run continues from it.
 
-`run.json` decides, under a seal. `config.toml` is for people and for new runs: the run itself never reads it.
+The sealed `run.json` determines the run. `config.toml` is for people and new runs: the run itself never reads it.
 """
 
 import dataclasses
@@ -42,15 +42,15 @@ RUN_FOLDER = FolderKind(
     renewal=f"fedjax-dp run {{folder}}/{CONFIG} runs it anew",
 )
 FOR_PEOPLE = f"# For people and for new runs. This one goes on by {RUN_FOLDER.manifest}, whatever is edited here.\n"
-FREE = ("devices", "model_devices")  # what a run may change on its way
+FREE = ("devices", "model_devices")  # a resumed run may change these
 MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are reported
 START_ANEW = "put it back, or start a new run"
-RUNS = pathlib.Path("runs")  # where runs go of which no folder is named
+RUNS = pathlib.Path("runs")  # the place of runs without a folder name
 Manifest = Mapping[str, Any]
 
 
 class RunFolder:
-    """The folder of one run, while it is trained."""
+    """The folder of a run during training."""
 
     def __init__(self, path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> None:
         self.path, self._lock = path, lock
@@ -59,9 +59,9 @@ class RunFolder:
             self._checkpoints = Checkpoints(path)
 
     def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
-        """At evaluations, and where a checkpoint is due; the state is valid during the call only.
+        """Called at evaluations and checkpoints; the state is valid during the call only.
 
-        Ledger and metrics are kept always, the state and the model's parameters where a checkpoint is due.
+        Stores ledger and metrics, and at checkpoints the state and the model's parameters.
         """
         with self._storing():
             if self._ledger is not None:
@@ -71,13 +71,13 @@ class RunFolder:
                 self._checkpoints.save(state, params)
 
     def finish(self, result: Result) -> None:
-        """Result and picture."""
+        """Write result and picture."""
         content, ready = summary.summarise_run(result), result.ready
         if distributed.is_first():
             with self._storing():
                 hooks.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
                 write_tables(self.path, ready)
-                folders.write_json(self.path / RESULT, content)  # last: it says that the run is finished
+                folders.write_json(self.path / RESULT, content)  # last: it marks the run as finished
 
     def state(self, ready: Experiment) -> ServerState | None:
         """The newest checkpoint, on the devices of the run; None before the first."""
@@ -102,11 +102,11 @@ class RunFolder:
 
 
 class Continuation(NamedTuple):
-    """How a run goes on."""
+    """How to continue a run."""
 
-    rounds: int  # to go to
+    rounds: int  # in total
     prepare: Callable[[int, Screen], Experiment]  # prepares it again, for a number of rounds
-    checksums: Callable[[], Mapping[str, str]]  # of what decides it, as far as a finished run is asked for them
+    checksums: Callable[[], Mapping[str, str]]  # of everything that determines it and is checked for a finished run
 
 
 def start(
@@ -117,10 +117,10 @@ def start(
     screen: Screen,
     callbacks: Callbacks,
 ) -> tuple[Result, pathlib.Path]:
-    """Train a run in a new folder, which has nothing but its lock until all is checked; and where that is.
+    """Train a run in a new folder, which holds only its lock until all is checked; return the folder too.
 
-    named      or else the first free one of the name `usual` among `RUNS`
-    otherwise  what else could be done with a folder that is that of a run
+    named      the folder; by default the first free one of the name `usual` in `RUNS`;
+    otherwise  another remedy if the folder is that of a run
     """
     with _one_writer(lambda: _lock_new(named, usual, otherwise, screen)) as lock:
         path = named or pathlib.Path(distributed.broadcast_from_first(str(lock.folder) if lock else ""))
@@ -133,10 +133,10 @@ def start(
 def resume(
     path: pathlib.Path, continuation: Callable[[Manifest], Continuation], screen: Screen, callbacks: Callbacks
 ) -> dict[str, Any]:
-    """What `result.json` holds of a run that goes on from its newest checkpoint to its end, or to more rounds.
+    """Continue a run from its newest checkpoint, perhaps to more rounds; return the content of `result.json`.
 
-    A finished one stays as it is. `continuation` says how it goes on, by the manifest of its folder.
-    Raises: ConfigurationError where what decides the run has changed, or more rounds would have begun otherwise.
+    A finished run does not change. `continuation` maps the folder's manifest to how the run continues.
+    Raises: ConfigurationError if anything that determines the run has changed, or more rounds would begin otherwise.
     """
 
     def read() -> tuple[Manifest, Continuation, dict[str, Any] | None]:
@@ -167,9 +167,9 @@ def resume(
 
 @contextmanager
 def _one_writer(lock: Callable[[], AbstractContextManager[FolderLock]]) -> Iterator[FolderLock | None]:
-    """A locked folder, of several processes that share a run by the first: the others have None.
+    """A locked folder; of several processes that share a run only the first holds it, the others have None.
 
-    Raises: ConfigurationError in all of them where it is raised there.
+    Raises: ConfigurationError in all processes if the first raises it.
     """
     with ExitStack() as stack:
         yield distributed.run_in_agreement(
@@ -184,7 +184,7 @@ def _lock_new(named: pathlib.Path | None, usual: str, otherwise: str, screen: Sc
             yield lock
         return
     remedy = f"give another out, {otherwise}" if RUN_FOLDER.is_at(named) else "give another out"
-    RUN_FOLDER.require_new("out", named, remedy)  # before there is a lock in a folder of something else
+    RUN_FOLDER.require_new("out", named, remedy)  # before a lock is created in a foreign folder
     with folders.lock_folder("out", named, say=screen.say) as lock:
         RUN_FOLDER.require_new("out", named, f"give another out, {otherwise}")
         yield lock
@@ -198,7 +198,7 @@ def _train(
     callbacks: Callbacks,
     again: bool = False,
 ) -> Result:
-    """The run, from its newest checkpoint on, if there is one."""
+    """Train the run, from its newest checkpoint if there is one."""
     folder = RunFolder(path, lock, ready)
     try:
         state = folder.state(ready)
@@ -209,14 +209,14 @@ def _train(
         ready = dataclasses.replace(ready, folder=path, history=known)
         return train(ready, screen, callbacks, keeper=folder, start=state)
     except KeyboardInterrupt as error:
-        error.add_note(str(path))  # whoever reports it can say how to go on
+        error.add_note(str(path))  # a report can name the folder to resume
         raise
     finally:
         folder.close()
 
 
 def _prepare_again(path: pathlib.Path, manifest: Manifest, run: Continuation, screen: Screen) -> Experiment:
-    """The run as it began, or of more rounds."""
+    """Prepare the run again, as it began or with more rounds."""
     before = manifest["config"]["rounds"]
     ready = run.prepare(before, screen if run.rounds == before else Screen(quiet=True))
     require_same(manifest, ready.checksums)
@@ -233,7 +233,7 @@ def _prepare_again(path: pathlib.Path, manifest: Manifest, run: Continuation, sc
 
 
 def _require_alike(before: Experiment, after: Experiment) -> None:
-    """Refuse more rounds where they would have been begun with other noise, weights or sizes of cohorts."""
+    """Refuse more rounds if a run of that many would begin with other noise, weights or cohort sizes."""
     reason, whole = None, after.planned.algorithm
     cohorts, shares = (before.planned.algorithm.cohort, whole.cohort), np.asarray(after.planned.data.shares)
     if not equal(before.planned.algorithm, whole.prefix(before.rounds)):
@@ -251,7 +251,7 @@ def _require_alike(before: Experiment, after: Experiment) -> None:
 
 
 def _note_changes(manifest: Manifest, ready: Experiment, screen: Screen) -> None:
-    """Say what may round otherwise than where the run began."""
+    """Report changes since the run began that may round differently."""
     before, now = {name: manifest[name] for name in FREE}, _layout(ready.execution)
     alike = before["model_devices"] == now["model_devices"] and ready.execution.parts is not None
     if not alike and before != now:
@@ -264,7 +264,7 @@ def _note_changes(manifest: Manifest, ready: Experiment, screen: Screen) -> None
 
 
 def facts(path: pathlib.Path, ready: Experiment) -> dict[str, str]:
-    """What must be the same in all processes, and is not in the configuration."""
+    """Facts outside the configuration that must be the same in all processes."""
     return {
         "out": str(path),
         "code": distributed.code_checksum(),
@@ -275,10 +275,10 @@ def facts(path: pathlib.Path, ready: Experiment) -> dict[str, str]:
 
 
 def configuration(path: pathlib.Path) -> dict[str, Any]:
-    """What the configuration of a run sets, for another run or an audit of it: all but how it was carried out.
+    """The settings of a run for another run or an audit: all but those of execution and output.
 
-    Raises: ConfigurationError for what is no run folder, for a run of values of Python, and where files of the user's
-            that decide it have changed since.
+    Raises: ConfigurationError if it is no run folder, for a run of values of Python, and if user files that determine
+            the run have changed since.
     """
     manifest = RUN_FOLDER.read(path)
     if manifest["made of"] != configs.CONFIGURED:
@@ -291,14 +291,14 @@ def configuration(path: pathlib.Path) -> dict[str, Any]:
 
 
 def require_own_data(path: pathlib.Path, config: configs.RunSpec, data: FederatedData) -> None:
-    """Refuse data that are not those of the run in a folder, where a configuration names the run's."""
+    """Refuse other data than those that a folder's configuration names."""
     manifest = RUN_FOLDER.read(path)
     if configs.RunSpec.of(manifest["config"] | {"devices": "auto"}).data == config.data:
         require_same(manifest, manifest["checksums"] | {"data": population.checksum(config.data, data)})
 
 
 def require_same(manifest: Manifest, checksums: Mapping[str, str]) -> None:
-    """Refuse data, code and values that are not those that the run began with."""
+    """Refuse data, code or values that have changed since the run began."""
     for name in sorted(manifest["checksums"].keys() | checksums.keys()):
         before, now = (of.get(name, "none") for of in (manifest["checksums"], checksums))
         if before != now:
@@ -307,15 +307,15 @@ def require_same(manifest: Manifest, checksums: Mapping[str, str]) -> None:
 
 
 def files_of(config: configs.RunSpec) -> dict[str, str]:
-    """The checksums of the user's own files as they are kept."""
+    """The checksums of the user's files, by their names in the manifest."""
     result = {f"code in {file}": digest for file, digest in config.code.items()}
     return result | {f"content of {file}": digest for file, digest in config.files.items()}
 
 
 def ledger(path: pathlib.Path) -> str:
-    """What the parameters of a run carry with them."""
+    """The ledger of a run's parameters."""
     text = phases_in(read_text(path / LEDGER))
-    phases_of(text, str(path))  # refuses what was edited
+    phases_of(text, str(path))  # refuses edited text
     return text
 
 
@@ -341,9 +341,9 @@ def seal_promise(promise: Mapping[str, Any], manifest: Manifest) -> dict[str, An
 
 
 def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
-    """The Guarantee of a run as it was saved.
+    """The saved Guarantee of a run.
 
-    Raises: ConfigurationError where the file was changed since, or is another run's.
+    Raises: ConfigurationError if the file was edited or belongs to another run.
     """
     promise = folders.read_json(path / GUARANTEE)
     if not isinstance(promise, dict) or promise != seal_promise(promise, manifest):
@@ -352,7 +352,7 @@ def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
 
 
 def require_one_run(path: pathlib.Path, manifest: Manifest) -> None:
-    """Refuse a folder whose files are not all of the run in `run.json`, or not all there."""
+    """Refuse a folder with missing files, or with files of another run than that in `run.json`."""
     points, promise = history(path), promise_of(path, manifest)  # before the ledger, which is written first
     text = read_text(path / LEDGER)
     phase, result = phases_of(phases_in(text), str(path / LEDGER))[-1], result_of(path, manifest)
@@ -372,7 +372,7 @@ def require_one_run(path: pathlib.Path, manifest: Manifest) -> None:
 
 
 def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> None:
-    """What a run folder begins with, by the first process, which has the lock."""
+    """Write the first files of a run folder, in the first process, which has the lock."""
     if lock is None:
         return
     data = ready.planned.data
@@ -395,11 +395,11 @@ def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> No
 
 
 def _carry_on(path: pathlib.Path, manifest: Manifest, ready: Experiment) -> None:
-    """What a run goes on with, also where a kill came before or within this."""
+    """Update the files of a continued run; a kill before or during this call does no harm."""
     before = manifest["config"]
     longer = ready.rounds != before["rounds"]
     manifest = {**manifest, **(_decisive(ready) if longer else {})}
-    # First, so that a promise is never of fewer rounds.
+    # First, so that a promise never covers fewer rounds.
     folders.write_json(path / GUARANTEE, seal_promise(ready.guarantee.to_full_dict(), manifest))
     _write_config(path, manifest["config"], before if longer else {})
     if longer:
@@ -425,5 +425,5 @@ def _check_shared(path: pathlib.Path) -> None:
 
 
 def _layout(execution: Execution) -> dict[str, int]:
-    """What changes results by rounding."""
+    """The settings that change results by rounding."""
     return {"devices": execution.devices, "model_devices": execution.model_devices}

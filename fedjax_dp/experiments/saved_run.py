@@ -1,4 +1,4 @@
-"""A run folder, read: parameters, configuration, history, Guarantee, model; and its parameters in files for others."""
+"""Read a run folder: parameters, configuration, history, Guarantee, model; and export its parameters."""
 
 import functools
 import json
@@ -25,7 +25,7 @@ from fedjax_dp.tasks.measures import TEST, Measures, measures_of
 
 @displayed
 class SavedRun:
-    """What the folder of a run holds; what is large is read when it is first used."""
+    """The content of a run's folder; large files are read at first use."""
 
     def __init__(self, folder: pathlib.Path, model: Model | None) -> None:
         self.folder = folder
@@ -35,17 +35,17 @@ class SavedRun:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """What decides the run, by name."""
+        """The configuration of the run, by name."""
         return dict(self._manifest["config"])
 
     @property
     def finished(self) -> bool:
-        """Whether it has done all its rounds."""
+        """Whether the run has completed all its rounds."""
         return self.result is not None
 
     @functools.cached_property
     def result(self) -> Mapping[str, Any] | None:
-        """What `result.json` holds; None before the end."""
+        """The content of `result.json`; None before the end."""
         return run_folder.result_of(self.folder, self._manifest)
 
     @functools.cached_property
@@ -55,7 +55,7 @@ class SavedRun:
 
     @property
     def title(self) -> str:
-        """What was run, for people."""
+        """The run in words."""
         config = self.config
         name = f"{config['algorithm']} on " if self._manifest["made of"] == configs.CONFIGURED else ""
         text = f"{name}{config['dataset']}, {len(self.guarantee.epsilons)} clients, seed {config['seed']}"
@@ -63,27 +63,27 @@ class SavedRun:
 
     @property
     def measures(self) -> Measures:
-        """What its history holds, by name."""
+        """The measures in the history, by name."""
         return measures_of(self._manifest["task"])
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """Of the task on the test set, at the last evaluation, by name; each is a property too."""
+        """The task's metrics on the test set at the last evaluation, by name; each is a property too."""
         return self._last.metrics
 
     @property
     def test_loss(self) -> float:
-        """Of the last evaluation."""
+        """The test loss at the last evaluation."""
         return self._last.test_loss
 
     @functools.cached_property
     def guarantee(self) -> Guarantee:
-        """Of all its rounds, done or not."""
+        """The Guarantee of all rounds, completed or not."""
         return Guarantee.from_full_dict(run_folder.promise_of(self.folder, self._manifest))
 
     @property
     def round(self) -> int:
-        """Rounds of the newest checkpoint, which `params` are of.
+        """The round of the newest checkpoint and of `params`.
 
         Raises: ConfigurationError before the first.
         """
@@ -99,9 +99,9 @@ class SavedRun:
 
     @functools.cached_property
     def model(self) -> Model:
-        """The model that `params` are of.
+        """The model of `params`.
 
-        Raises: ConfigurationError where only the program that made the run knows it, and it was not given.
+        Raises: ConfigurationError for a model of Python that was not passed to `open_run`.
         """
         records, config = self._manifest["records"], self._manifest["config"]
         if self._model is not None:
@@ -136,8 +136,8 @@ class SavedRun:
         """Write the parameters to a new file, named by their paths, such as Dense_0/kernel, and their ledger.
 
         path    ends in .safetensors, which also holds configuration and Guarantee, or in .npz;
-        merged  all parameters of the network, see `whole`; else those that were trained.
-        Raises: ConfigurationError for other endings, for a file that exists and for one that cannot be written.
+        merged  all parameters of the network, see `whole`; else only the trained ones.
+        Raises: ConfigurationError for other endings, for a file that exists or cannot be written.
         """
         path = pathlib.Path(path)
         described = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
@@ -175,7 +175,7 @@ class SavedRun:
 
     @functools.cached_property
     def _checkpoint(self) -> tuple[int, Any]:
-        if not (self.folder / "checkpoints").is_dir():  # to look for some would make it
+        if not (self.folder / "checkpoints").is_dir():  # looking for checkpoints would create it
             raise errors.refuse("checkpoint", "none", f"present in {self.folder}", "resume goes on with the run")
         checkpoints = Checkpoints(self.folder)
         try:
@@ -185,10 +185,10 @@ class SavedRun:
 
 
 def open_run(folder: str | os.PathLike[str], *, model: Model | None = None) -> SavedRun:
-    """What the folder of a run holds; nothing of it is changed.
+    """Open the folder of a run; nothing in it changes.
 
-    model  of the run, where that is not in the folder: a user-defined network of Python.
-    Raises: ConfigurationError for what is no run folder, one whose `run.json` was edited, and one that lacks files of
-            its run or has those of another.
+    model  the run's model, if the folder does not hold it: a user-defined network of Python.
+    Raises: ConfigurationError if it is no run folder, its `run.json` was edited, or it lacks files of its run or has
+            those of another.
     """
     return SavedRun(pathlib.Path(folder), model)

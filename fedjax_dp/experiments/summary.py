@@ -28,7 +28,7 @@ def spending_of(ready: Experiment) -> dict[str, Any]:
 
 
 def summarise_run(result: Result) -> dict[str, Any]:
-    """The JSON object of a run. `probes` names the fields of `history` that only the simulator knows."""
+    """The JSON object of a run. `probes` names the diagnostics in `history`."""
     ready, reached = result.ready, None
     run, target = ready.planned, ready.spec.output.target
     if target is not None:

@@ -1,4 +1,4 @@
-"""An experiment, and its training: progress, callbacks, and a folder if there is one."""
+"""An experiment and its training, with progress, callbacks and perhaps a folder."""
 
 import dataclasses
 import functools
@@ -41,10 +41,10 @@ from fedjax_dp.tasks.measures import TEST, baseline_in_words, target_of
 class Result(NamedTuple):
     """The outcome of a run, and its Guarantee."""
 
-    algorithm: Algorithm  # as it ran, with the calibrated noise
+    algorithm: Algorithm  # with the calibrated noise
     simulation: Simulation
     guarantee: Guarantee
-    ready: "Experiment"  # what was run
+    ready: "Experiment"
 
     @property
     def params(self) -> Any:
@@ -66,7 +66,7 @@ class Result(NamedTuple):
 
     @property
     def metrics(self) -> dict[str, float | None]:
-        """Of the task on the test set, at the end, by name; each is a property too, such as `test_accuracy`."""
+        """The task's final metrics on the test set, by name; each is a property too, such as `test_accuracy`."""
         return self.history[-1].metrics
 
     @property
@@ -99,15 +99,15 @@ class Result(NamedTuple):
 @displayed
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """A prepared run, and how it is carried out and kept; nothing is trained.
+    """A prepared run, with its execution and storage; nothing is trained yet.
 
-    spec       what decides the run, as far as it can be written down
-    run        algorithm, with its noise, data, model; and its Guarantee
-    checksums  of all else that decides it: data, code, values that only Python has, by name
-    halted_of  rounds that were wanted, where a budget ends it before them
-    stop       what ends it by a metric, if anything does
-    folder     that it is kept in, if any
-    history    the evaluations before it was stopped, where it goes on
+    spec       the configuration of the run
+    run        algorithm with its noise, data, model; and its Guarantee
+    checksums  of everything else that determines it: data, code, values that only Python has, by name
+    halted_of  the requested rounds, if a budget ends the run before them
+    stop       the rule that ends it by a metric, if any
+    folder     that stores it, if any
+    history    the evaluations before a continuation
     """
 
     spec: RunSpec
@@ -122,37 +122,37 @@ class Experiment:
 
     @property
     def planned(self) -> PlannedRun:
-        """Of the run, with its noise and of as many rounds as it takes."""
+        """The planned run with its noise and rounds."""
         return self.run.planned
 
     @property
     def guarantee(self) -> Guarantee:
-        """Of the run."""
+        """The run's Guarantee."""
         return self.run.guarantee
 
     @property
     def name(self) -> str:
-        """Of the algorithm, for people."""
+        """The algorithm's display name."""
         return self.spec.name
 
     @property
     def dataset(self) -> str:
-        """The name of the data, for people."""
+        """The display name of the data."""
         return self.spec.data.dataset
 
     @property
     def rounds(self) -> int:
-        """All that it takes."""
+        """The number of all rounds."""
         return self.planned.rounds
 
     @property
     def seed(self) -> int:
-        """Of cohorts, batches, noise and the initial model."""
+        """The seed of cohorts, batches, noise and the initial model."""
         return self.planned.seed
 
     @functools.cached_property
     def ledger(self) -> str:
-        """What its parameters carry with them."""
+        """The ledger of its parameters."""
         data = self.planned.data
         checksum = self.checksums.get("data") or data.checksum
         return phases.ledger_of(self.name, self.planned, self.guarantee, checksum)
@@ -164,19 +164,19 @@ class Experiment:
 
     @property
     def end(self) -> tuple[int, str]:
-        """The round at which it ends, as far as is known, and what ends it there: rounds, budget or rule."""
+        """The last round as far as known, and what ends the run there: rounds, budget or rule."""
         if self.stop is not None and self.stop.end is not None:
             return self.stop.end, "rule"
         return self.rounds, "rounds" if self.halted_of is None else "budget"
 
     @property
     def task(self) -> Task:
-        """What the scores of its model are judged by."""
+        """The task of its model."""
         return task_of(self.planned.model, self.planned.data)
 
     @property
     def halt(self) -> str | None:
-        """What ends it before its time, in words."""
+        """What ends the run early, in words."""
         (done, why), wanted = self.end, self.halted_of or self.rounds
         words = describe_early_end(done, wanted, why, self.planned.terms.common_budget)
         return f"halted {words}" if words else None
@@ -192,7 +192,7 @@ class Experiment:
 
 
 def describe_early_end(done: int, wanted: int, why: str, budget: float | None) -> str | None:
-    """What ended the run before its time, after `done` of the rounds wanted, if anything did."""
+    """What ended the run early, after `done` of the requested rounds, if anything did."""
     by = {"rule": "results", "budget": "the budget" if budget is None else f"the budget {budget:g}"}.get(why, "")
     return f"by {by} after {done:,} of {wanted:,} rounds" if done < wanted else None
 
@@ -206,10 +206,10 @@ def prepare_experiment(
     checksums: Mapping[str, str],
     progress: Callable[[int, int], None] | None = None,
 ) -> Experiment:
-    """A run with the noise that it needs, of the rounds that its budget allows.
+    """A run with the noise that it needs and the rounds that its budget allows.
 
-    Raises: ConfigurationError for a target of a metric that the task has not, for records on the host where they are
-            needed elsewhere, and for a budget that cannot be met.
+    Raises: ConfigurationError for a target of a metric that the task lacks, for records on the host that are needed
+            elsewhere, and for a budget that cannot be met.
     """
     output, measures = spec.output, measures_of_task(task_of(planned.model, planned.data))
     if output.target is not None:
@@ -234,20 +234,20 @@ def prepare_experiment(
 class Callback(Protocol):
     """Follows a run. Each method may be left out; a function stands for `on_evaluation` alone.
 
-    What a callback raises becomes a warning, and it is not called again: the run goes on.
+    An error in a callback becomes a warning and ends its calls; the run continues.
     """
 
     def on_start(self, run: Experiment) -> None:
-        """Before the first round of this process; `run.history` are the evaluations of those before it."""
+        """Called before the first round of this process; `run.history` holds earlier evaluations."""
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        """After each evaluation."""
+        """Called after each evaluation."""
 
     def on_finish(self, result: Result) -> None:
-        """After the last round, when the folder is complete."""
+        """Called after the last round, when the folder is complete."""
 
     def on_stop(self, error: BaseException) -> None:
-        """Instead of `on_finish`, where the run ends before: it diverged, was interrupted, could not be stored."""
+        """Called instead of `on_finish` if the run diverged, was interrupted or could not be stored."""
 
 
 LONGEST = 500  # letters of a failure in a warning
@@ -259,7 +259,7 @@ def _warn(reason: str) -> None:
 
 
 class Callbacks:
-    """All that follow a run; `lost` gets a line about each that fails."""
+    """The callbacks of a run; `lost` gets a line about each that fails."""
 
     def __init__(self, callbacks: Sequence[Any] = (), lost: Callable[[str], None] = _warn) -> None:
         for one in callbacks:
@@ -274,7 +274,7 @@ class Callbacks:
             call = one if plain else getattr(one, event, None)
             if call is None:
                 continue
-            # In the end all are called, and what one raises does not take the place of the run's own error.
+            # At the end all are called, and no error of theirs replaces the run's own.
             failures = BaseException if event == "on_stop" else Exception
             try:
                 call(what)
@@ -293,10 +293,10 @@ def merge_params(model: Model, params: Any) -> Any:
 
 
 class Keeper(Protocol):
-    """Where a run is kept."""
+    """The storage of a run."""
 
     def keep(self, state: ServerState, params: Any, history: Sequence[Evaluation], checkpoint: bool) -> None:
-        """Called at evaluations and where a checkpoint is due; the state is valid during the call only."""
+        """Called at evaluations and checkpoints; the state is valid during the call only."""
 
     def finish(self, result: Result) -> None:
         """Called after the last round."""
@@ -310,7 +310,7 @@ def train(
     keeper: Keeper | None = None,
     start: ServerState | None = None,
 ) -> Result:
-    """All rounds, or those after the state `start`, to which the evaluations in `ready.history` led."""
+    """Train all rounds, or those after the state `start`, whose evaluations are in `ready.history`."""
     if not distributed.is_first():
         callbacks = Callbacks()
     try:
@@ -330,7 +330,7 @@ def _train_rounds(
     run, began, reported = ready.planned, time.perf_counter(), 0
     rounds, algorithm, stop = run.rounds, as_float32_leaves(run.algorithm), ready.stop
     if stop is not None and ready.history and ready.history[-1].round == first and stop.reached(ready.history[-1]):
-        rounds = first  # a kill came after the evaluation that ends it
+        rounds = first  # the run was killed after the evaluation that ends it
     with screen.bar("training", total=rounds, done=first) as show:
 
         def on_pause(state: ServerState, new: list[Evaluation]) -> None:

@@ -1,12 +1,12 @@
-"""What a program does with its parameters: which gradients are sums of outer products, and which are not.
+"""Find the parameters of a program whose gradients are sums of outer products.
 
-Every value of the program is constant, made of the record, made of parameters alone (a ParameterView), or made of both.
+Every value of the program is constant, or depends on the record, on parameters alone (a ParameterView), or on both.
 Where a view meets something else, the gradient is a sum of outer products if a rule covers the equation. Outer products
-over the same elements (a weight used twice, in a loop, or transposed) belong to one WeightMatrix: their positions are
-positions of one sum. A parameter all of whose uses are such is *factored*: no gradient of a single record is built for
-it, or only one that is small. All others are *direct*: they are differentiated for each record in the same backward
-pass, which is exact as well and takes records x parameter of memory (nothing for biases, scales, positions: their
-gradients are no larger than an activation).
+over the same elements (a weight used twice, in a loop, or transposed) share one WeightMatrix and one sum over
+positions. A parameter whose every use is an outer product is *factored*: no record gradient is built for it, unless it
+is small. All others are *direct*: the same backward pass differentiates them for each record. This is exact too and
+takes memory of records x parameter (nothing extra for biases, scales and positions, whose gradients are no larger than
+an activation).
 """
 
 import functools
@@ -33,11 +33,11 @@ Path = tuple[int, ...]
 
 
 class Dependence(Enum):
-    """Of a value that is not made of parameters alone."""
+    """What a value that is no ParameterView depends on."""
 
     CONSTANT = 0
     RECORD = 1
-    BOTH = 2  # of parameters and something else
+    BOTH = 2  # parameters and something else
 
 
 class Use(NamedTuple):
@@ -65,7 +65,7 @@ class WeightMatrix(NamedTuple):
 
     @property
     def by_kernel(self) -> bool:
-        """Whether the gradient of a record is built, because it is smaller than what its norm would take otherwise."""
+        """Whether record gradients are built, because they take less memory than pairs of positions."""
         _, k, o = self.shape
         if any(use.outer_product.geometry.lookup for use in self.uses):
             return self.positions > 1 and k * o <= 2 * self.positions**2
@@ -73,7 +73,7 @@ class WeightMatrix(NamedTuple):
 
     @property
     def floats(self) -> int:
-        """Numbers that the norm of a record's gradient takes."""
+        """How many numbers the norm of a record gradient holds in memory."""
         blocks, k, o = self.shape
         return 0 if self.positions == 1 else blocks * (k * o if self.by_kernel else 2 * self.positions**2)
 
@@ -84,24 +84,24 @@ class GradientPlan(NamedTuple):
     closed: core.ClosedJaxpr
     shapes: tuple[Any, ...]  # of the parameters
     names: tuple[str, ...]
-    out: Any  # shapes of what it returns
-    outer_products: Sites  # that are factored
-    products: Sites  # convolutions that are computed as products, factored or not
+    out: Any  # shapes of the outputs
+    outer_products: Sites  # only factored ones
+    products: Sites  # convolutions computed as products, factored or not
     weights: tuple[WeightMatrix, ...]
-    direct: dict[int, str]  # parameter -> why
+    direct: dict[int, str]  # parameter -> reason
     unused: tuple[int, ...]
-    features: tuple[Path, Any, bool] | None  # of the last product with parameters that stands outside of loops: where,
-    #                                          its other operand, and whether that depends on parameters
+    features: tuple[Path, Any, bool] | None  # the last product with parameters outside loops: its path, its other
+    #                                          operand, and whether this operand depends on parameters
 
     def run(self, leaves: Sequence[Any], frozen: Any, record: Any, probes: Any = None) -> tuple[Any, Any]:
-        """Outputs, and what was read at the sites that `probes` names."""
+        """The outputs, and the values read at the sites in `probes`."""
         sites = self.products if probes is None else merge_sites(self.outer_products, self.products)
         arguments = [*leaves, *jax.tree.leaves((frozen, record))]
-        made, seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, probes or {})
-        return jax.tree.unflatten(jax.tree.structure(self.out), made), seen
+        outputs, seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, probes or {})
+        return jax.tree.unflatten(jax.tree.structure(self.out), outputs), seen
 
     def last_product_input(self, leaves: Sequence[Any], frozen: Any, record: Any) -> Any:
-        """What the last product with parameters reads."""
+        """The other operand of the last product with parameters."""
         assert self.features is not None
         path, operand, _ = self.features
         sites = merge_sites(program.nest({path: operand}), self.products)
@@ -111,7 +111,7 @@ class GradientPlan(NamedTuple):
 
     @property
     def bytes_per_record(self) -> int:
-        """Of gradients that have to be built for each record."""
+        """Bytes of the gradients that are built for each record."""
         direct = sum(math.prod(self.shapes[leaf].shape) for leaf in self.direct)
         return 4 * (direct + sum(weight.floats for weight in self.weights))
 
@@ -133,7 +133,7 @@ def _analyse(
 
 
 def plan_of(model: Any, method: str, params: Any, record: Any) -> GradientPlan:
-    """The plan of `model.method(params, *record)` for one record of these shapes; made once for all calls alike."""
+    """The plan of `model.method(params, *record)` for one record of these shapes; equal calls share one plan."""
     model, frozen = split(model)
     leaves, structure = jax.tree.flatten(jax.eval_shape(lambda tree: tree, (params, frozen, record)))
     config = jax.config.values
@@ -142,19 +142,18 @@ def plan_of(model: Any, method: str, params: Any, record: Any) -> GradientPlan:
 
 
 def merge_sites(one: Sites, other: Sites) -> Sites:
-    """All sites of both."""
-    found = dict(other)
+    merged = dict(other)
     for number, site in one.items():
-        found[number] = merge_sites(site, other.get(number, {})) if isinstance(site, dict) else site
-    return found
+        merged[number] = merge_sites(site, other.get(number, {})) if isinstance(site, dict) else site
+    return merged
 
 
 def _positions(outer_product: OuterProduct, blocks: int, outs: int) -> int:
-    """Of an outer product in one record: numbers that it makes over those of a position, in each block."""
+    """Positions of an outer product in one record: its outputs per block over the outputs of one position."""
     if isinstance(outer_product.geometry, Shift):
         return 1
-    made = math.prod(outer_product.loops) * math.prod(outer_product.out.shape)
-    return made // max(blocks * outs, 1)
+    outputs = math.prod(outer_product.loops) * math.prod(outer_product.out.shape)
+    return outputs // max(blocks * outs, 1)
 
 
 class _Analysis:
@@ -190,8 +189,8 @@ class _Analysis:
 
         for number, equation in program.used_equations(jaxpr):
             values = [read(variable) for variable in equation.invars]
-            made = self.equation(equation, values, (*path, number), loops)
-            for variable, value in zip(equation.outvars, made, strict=True):
+            outputs = self.equation(equation, values, (*path, number), loops)
+            for variable, value in zip(equation.outvars, outputs, strict=True):
                 known[variable] = (
                     value if _differentiable(variable) or value is Dependence.RECORD else _without_gradient(value)
                 )
@@ -239,9 +238,9 @@ class _Analysis:
         view = values[side]
         geometry: Geometry | None = None
         if name in ("add", "sub", "add_any"):
-            found = narrow(view, out.shape)
-            if found is not None:
-                view, repeated = found
+            narrowed = narrow(view, out.shape)
+            if narrowed is not None:
+                view, repeated = narrowed
                 view = view._replace(scale=-view.scale) if name == "sub" and side == 1 else view
                 geometry = Shift(view.numbers.shape[len(view.loops) :], repeated)
         elif view.distinct:
@@ -249,7 +248,7 @@ class _Analysis:
         return None if geometry is None else OuterProduct(view, loops, geometry, out, name)
 
     def scan(self, equation: Any, values: list[Any], path: Path, loops: tuple[int, ...]) -> list[Any]:
-        """A loop: parameters that all steps share bring positions, parameters that it runs over bring blocks."""
+        """A loop: parameters shared by all steps add positions; parameters it runs over add blocks."""
         loop, depth = equations.scan_of(equation), len(loops)
         below, fixed, carried = loop.body, loop.consts, loop.carry
         unchanged = [
@@ -272,14 +271,14 @@ class _Analysis:
                 inside.append(value._replace(loops=(*value.loops, depth)))
         consts = [Dependence.CONSTANT] * len(below.consts)
         outs = self.analyse(below.jaxpr, consts, inside, path, (*loops, loop.length))
-        found: list[Any] = []
+        results: list[Any] = []
         for at, value in enumerate(outs):
             if at < carried and unchanged[at]:
-                found.append(values[fixed + at])
+                results.append(values[fixed + at])
                 continue
             self.mark_direct(value, "comes out of a loop")
-            found.append(Dependence.BOTH)
-        return found
+            results.append(Dependence.BOTH)
+        return results
 
     def plan(self, out: Any) -> GradientPlan:
         weights = self.weights()
@@ -304,12 +303,12 @@ class _Analysis:
         )
 
     def weights(self) -> tuple[WeightMatrix, ...]:
-        """Outer products that are factored, by the elements they use; what two use in different layouts is direct."""
+        """Factored outer products, grouped by their elements; elements used in two layouts are direct."""
         matrices = {path: outer_product.matrix for path, outer_product in self.outer_products.items()}
         while True:
             before = len(self.direct)
             owner = np.full(self.elements, -1, np.int32)
-            found: list[tuple[np.ndarray, list[Use]]] = []
+            groups: list[tuple[np.ndarray, list[Use]]] = []
             for path, outer_product in self.outer_products.items():
                 if outer_product.view.leaves & self.direct.keys():
                     self.mark_direct(outer_product.view, "is joined with one that is direct")
@@ -318,25 +317,25 @@ class _Analysis:
                 positions = _positions(outer_product, matrix.shape[0], matrix.shape[2])
                 owners = np.unique(owner[matrix])
                 if owners.tolist() == [-1]:
-                    owner[matrix.reshape(-1)] = len(found)
-                    found.append((matrix, [Use(path, outer_product, False, positions)]))
+                    owner[matrix.reshape(-1)] = len(groups)
+                    groups.append((matrix, [Use(path, outer_product, False, positions)]))
                     continue
-                own, uses = found[owners[-1]]
+                own, uses = groups[owners[-1]]
                 if np.array_equal(own, matrix):
                     uses.append(Use(path, outer_product, False, positions))
                 elif np.array_equal(own, matrix.swapaxes(1, 2)):
                     uses.append(Use(path, outer_product, True, positions))
                 else:
                     self.mark_direct(outer_product.view, "is used in two layouts")
-            for _, uses in found:
+            for _, uses in groups:
                 if len({use.swapped for use in uses if use.outer_product.geometry.lookup}) > 1:
                     self.mark_direct(uses[0].outer_product.view, "is looked up by rows and by columns")
             if len(self.direct) == before:
-                return tuple(_weight(matrix, uses) for matrix, uses in found)
+                return tuple(_weight(matrix, uses) for matrix, uses in groups)
 
 
 def _weight(matrix: np.ndarray, uses: list[Use]) -> WeightMatrix:
-    """Rows are looked up on the first side of the matrix."""
+    """The weight, transposed if needed so that lookups pick rows."""
     if any(use.swapped and use.outer_product.geometry.lookup for use in uses):
         matrix, uses = matrix.swapaxes(1, 2), [use._replace(swapped=not use.swapped) for use in uses]
     blocks, k, o = matrix.shape
@@ -348,17 +347,17 @@ def _differentiable(variable: Any) -> bool:
 
 
 def _real(variable: Any) -> bool:
-    """Whether a norm is that of real numbers; what is complex is differentiated for each record."""
+    """Whether the value is real; complex values are differentiated for each record."""
     return bool(jnp.issubdtype(variable.aval.dtype, jnp.floating))
 
 
 def _without_gradient(value: Any) -> Dependence:
-    """What is left of a value through which no gradient comes back."""
+    """The dependence of a value through which no gradient flows back."""
     return value if value in (Dependence.CONSTANT, Dependence.RECORD) else Dependence.RECORD
 
 
 def _require_gradients(equation: Any) -> None:
-    """Refuse what has no derivative, or whose numbers end at 65,504, so that gradients would overflow."""
+    """Refuse an equation without a derivative, or in float16, where gradients overflow above 65,504."""
     if equation.primitive.name == "while":
         raise errors.refuse(
             "model",

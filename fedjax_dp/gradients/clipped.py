@@ -1,7 +1,7 @@
 """Clipped sums of record gradients.
 
-One forward and one backward pass over the batch give the factors of the norm, for every equation whose gradient by its
-parameters is a sum of outer products, and the record gradients of all other parameters; see `analysis.py`.
+One forward and one backward pass over the batch give the factors of the norm for every equation whose parameter
+gradient is a sum of outer products, and the record gradients of all other parameters; see `analysis.py`.
 """
 
 import math
@@ -17,7 +17,7 @@ from fedjax_dp.gradients.analysis import GradientPlan, plan_of
 from fedjax_dp.gradients.model import Model, split
 from fedjax_dp.gradients.record_independence import require_own_operations
 
-MEMORY = 2**28  # bytes of record gradients that are held at once
+MEMORY = 2**28  # bytes of record gradients in memory at once
 TINY = 1e-12  # below this norm a gradient counts as zero in the clip factor
 
 
@@ -54,8 +54,8 @@ def clipped_sum(
                  False) contributes exactly zero. |g| is the L2 norm over all parameters.
     Sensitivity: C under add-remove, 2 C under replace-one, up to float32 rounding. A record whose squared norm is not
                  finite (NaN, or a norm above 1.8e19) contributes zero, so the bound holds for every input.
-    microbatch   records that are computed at once, to bound memory; by default as many as keep the record gradients
-                 that must be built within MEMORY.
+    microbatch   records computed at once, to bound memory; by default as many as keep the built record gradients
+                 within MEMORY.
     Raises:      ConfigurationError for a model without such a loss.
     """
     plan, frozen = loss_plan(model, params, x, y, keys), split(model)[1]
@@ -77,8 +77,8 @@ def clipped_sum(
         return part(None)
     parts = math.ceil(records / rows)
     positions = jnp.arange(parts * rows).reshape(parts, rows)
-    found, probes = lax.scan(add, jax.tree.map(jnp.zeros_like, params), positions)
-    return BatchGradient(found, *(probe.reshape(-1)[:records] for probe in probes[1:]))
+    total, probes = lax.scan(add, jax.tree.map(jnp.zeros_like, params), positions)
+    return BatchGradient(total, *(probe.reshape(-1)[:records] for probe in probes[1:]))
 
 
 def _sum_part(
@@ -89,7 +89,7 @@ def _sum_part(
     mask: jax.Array,
     clip_norm: jax.Array | float,
 ) -> BatchGradient:
-    """The clipped sum over records that are computed at once."""
+    """The clipped sum over records computed at once."""
     leaves, structure = jax.tree.flatten(params)
     probes = program.nest({path: outer_product.probe for path, outer_product in program.paths(plan.outer_products)})
 
@@ -98,8 +98,8 @@ def _sum_part(
             own = dict(zip(plan.direct, direct))
             return plan.run([own.get(at, leaf) for at, leaf in enumerate(leaves)], frozen, record, probes)
 
-        found, pull, seen = jax.vjp(loss, probes, [leaves[at] for at in plan.direct], has_aux=True)
-        return found, seen, *pull(jnp.ones_like(found))
+        values, pull, seen = jax.vjp(loss, probes, [leaves[at] for at in plan.direct], has_aux=True)
+        return values, seen, *pull(jnp.ones_like(values))
 
     losses, seen, cotangents, built = jax.vmap(one)(record)
     squared, weights = jnp.zeros(mask.shape), []
@@ -121,9 +121,9 @@ def _sum_part(
         back = use.outer_product.gradient(total.swapaxes(1, 2) if use.swapped else total)
         for at, part in use.outer_product.view.put_back(back, leaves).items():
             totals[at] = totals[at] + part if at in totals else part
-    found = [totals[at].astype(leaf.dtype) if at in totals else jnp.zeros_like(leaf) for at, leaf in enumerate(leaves)]
+    sums = [totals[at].astype(leaf.dtype) if at in totals else jnp.zeros_like(leaf) for at, leaf in enumerate(leaves)]
     before = jnp.sqrt(jnp.where(mask, squared, 0.0))
-    gradient = jax.tree.unflatten(structure, found)
+    gradient = jax.tree.unflatten(structure, sums)
     return BatchGradient(gradient, jnp.where(mask, losses, 0.0), mask & (factors < 1), before, mask & (factors == 0))
 
 
@@ -133,15 +133,15 @@ def plain_sum(
     """Sum over records of the gradients without clipping; no bound, no privacy."""
 
     def total(params: Any) -> tuple[jax.Array, jax.Array]:
-        found = jnp.where(mask, losses(model, params, x, y, keys), 0.0)
-        return found.sum(), found
+        values = jnp.where(mask, losses(model, params, x, y, keys), 0.0)
+        return values.sum(), values
 
-    (_, found), gradient = jax.value_and_grad(total, has_aux=True)(params)
-    return BatchGradient(gradient, found, jnp.zeros(mask.shape, bool), jnp.zeros(mask.shape))
+    (_, values), gradient = jax.value_and_grad(total, has_aux=True)(params)
+    return BatchGradient(gradient, values, jnp.zeros(mask.shape, bool), jnp.zeros(mask.shape))
 
 
 def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> GradientPlan:
-    """The plan for the gradient of one record's loss; x, y and keys of a batch."""
+    """The plan for the gradient of one record's loss; x, y and keys are a batch."""
     plan = plan_of(model, "loss", params, _record_shapes((x, y, keys)))
     strange = [leaf.dtype.name for leaf in plan.shapes if not jnp.issubdtype(leaf.dtype, jnp.floating)]
     if strange:

@@ -1,8 +1,7 @@
-"""The equations of traced programs, and the only place that reads what JAX keeps in their parameters.
+"""The equations of traced programs: the only module that reads their parameters in JAX.
 
-JAX promises nothing about these parameters, and renames them between versions. What is read here is known of the
-versions in `SUPPORTED`; a parameter that is missing, or is not known here, is refused in one line: guessed, it
-could hide where records go.
+JAX promises nothing about these parameters and renames them between versions. This module knows the versions in
+`SUPPORTED`. It refuses a missing or unknown parameter in one line, because a guess could hide where records go.
 """
 
 import contextlib
@@ -22,12 +21,12 @@ from fedjax_dp import errors
 T = TypeVar("T")
 SUPPORTED = ">=0.10,<0.13"
 CHECKPOINTS = ("remat2", "remat", "checkpoint")
-HIGH = "call_hi_primitive"  # since JAX 0.12: functions of jax.numpy that are made of others, such as searchsorted
+HIGH = "call_hi_primitive"  # since JAX 0.12: composite functions of jax.numpy, such as searchsorted
 CALLS = ("jit", "pjit", "closed_call", "core_call", HIGH, *CHECKPOINTS)
-CUSTOM = ("custom_jvp_call", "custom_vjp_call")  # functions with a derivative of their own
-ENTERED = (*CALLS, *CUSTOM, "shard_map")  # whose program is what is computed: of others (a solver) it is only a part
+CUSTOM = ("custom_jvp_call", "custom_vjp_call")  # functions with a custom derivative
+ENTERED = (*CALLS, *CUSTOM, "shard_map")  # their program is the whole computation; that of a solver is only a part
 
-# All parameters of the primitives that are looked into, in any supported version.
+# All parameters of the primitives read here, in any supported version.
 _JIT = (
     "jaxpr name inline keep_unused donated_invars in_shardings out_shardings in_layouts out_layouts ctx_mesh "
     "compiler_options_kvs"
@@ -73,11 +72,11 @@ _KNOWN = {
     "select_and_scatter_add": f"{_WINDOW} select_prim",
     "select_and_gather_add": f"{_WINDOW} select_prim",
 }
-_AXES = ("axes", "axis", "dimension", "dimensions", "permutation", "broadcast_dimensions")  # as primitives name them
+_AXES = ("axes", "axis", "dimension", "dimensions", "permutation", "broadcast_dimensions")  # their names in primitives
 
 
 class Scan(NamedTuple):
-    """A loop of known length: its arguments are constants, what it carries, and what it runs over, in this order."""
+    """A loop of known length. Its arguments, in order: constants, carried values, and the values it runs over."""
 
     body: core.ClosedJaxpr
     consts: int
@@ -93,7 +92,7 @@ class Scan(NamedTuple):
 
 
 class While(NamedTuple):
-    """A loop of unknown length: its arguments are constants of the condition, of the body, and what it carries."""
+    """A loop of unknown length. Its arguments: constants of the condition and of the body, and carried values."""
 
     condition: core.ClosedJaxpr
     body: core.ClosedJaxpr
@@ -102,7 +101,7 @@ class While(NamedTuple):
 
 
 class Dot(NamedTuple):
-    """Axes of both operands, and in how many bits they are multiplied."""
+    """The axes of both operands, and the precision of the product."""
 
     contracted: tuple[tuple[int, ...], ...]
     batch: tuple[tuple[int, ...], ...]
@@ -115,11 +114,11 @@ class ConvolutionRule(NamedTuple):
     numbers: Any
     strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
-    dilation: tuple[tuple[int, ...], tuple[int, ...]]  # of what is read, of the kernel
+    dilation: tuple[tuple[int, ...], tuple[int, ...]]  # of the input, of the kernel
     groups: int
     batch_groups: int
     precision: Any
-    kind: Any  # preferred type of what is made
+    kind: Any  # preferred type of the result
 
 
 class Gather(NamedTuple):
@@ -151,12 +150,12 @@ def while_of(equation: Any) -> While:
 
 
 def branches_of(equation: Any) -> list[core.ClosedJaxpr]:
-    """The programs of a cond, whose first argument says which is run."""
+    """The programs of a cond; its first argument picks one."""
     return [_close(branch) for branch in _read(equation, "branches")[0]]
 
 
 def branch_for(equation: Any, platform: str) -> core.ClosedJaxpr | None:
-    """The program that a cond over platforms runs on one; None of a cond over anything else."""
+    """The program that a cond over platforms runs on one of them; None for any other cond."""
     of_branches = _read(equation, "branches_platforms")[0] if "branches_platforms" in equation.params else None
     if of_branches is None:
         return None
@@ -165,7 +164,7 @@ def branch_for(equation: Any, platform: str) -> core.ClosedJaxpr | None:
 
 
 def inner_program(equation: Any) -> core.ClosedJaxpr:
-    """The program that a call, a checkpoint, a function with its own derivative, or a loop computes."""
+    """The program of a call, a checkpoint, a function with a custom derivative, or a loop."""
     if equation.primitive.name == HIGH:
         if not is_of_numpy(equation):
             raise _unknown(equation, f"the operation {type(_read(equation, '_prim')[0]).__name__}")
@@ -177,7 +176,7 @@ def inner_program(equation: Any) -> core.ClosedJaxpr:
 
 
 def is_of_numpy(equation: Any) -> bool:
-    """Whether it is a function of `jax.numpy` that JAX keeps whole, with its own rules, until a program is lowered."""
+    """Whether it is a function of `jax.numpy` that JAX keeps whole, with rules for it, until lowering."""
     if equation.primitive.name != HIGH:
         return False
     kind = type(_read(equation, "_prim")[0])
@@ -186,7 +185,7 @@ def is_of_numpy(equation: Any) -> bool:
 
 
 def programs(equation: Any) -> Iterator[core.ClosedJaxpr]:
-    """All programs inside an equation of whatever kind, with what they close over where that is known."""
+    """All programs inside any equation, with the values they close over if known."""
     if is_of_numpy(equation):
         yield inner_program(equation)
     leaves = jax.tree.leaves(list(equation.params.values()), is_leaf=lambda a: isinstance(a, _PROGRAMS))
@@ -194,10 +193,10 @@ def programs(equation: Any) -> Iterator[core.ClosedJaxpr]:
 
 
 def interpret(jaxpr: Any, inputs: Sequence[T], unknown: T, rule: Callable[[Any, list[T]], Sequence[T]]) -> list[T]:
-    """What is known of every output of a program, from equation to equation.
+    """Propagate facts through a program, from its inputs to its outputs.
 
-    inputs   what is known of its arguments; `unknown` holds for literals and for all that it closes over;
-    rule     what is known of the outputs of an equation, by what is known of its inputs.
+    inputs   a fact for each argument; `unknown` holds for literals and closed-over values;
+    rule     the facts about an equation's outputs, from those about its inputs.
     """
     known: dict[Any, T] = dict(zip(jaxpr.invars, inputs, strict=True))
 
@@ -205,13 +204,13 @@ def interpret(jaxpr: Any, inputs: Sequence[T], unknown: T, rule: Callable[[Any, 
         return unknown if isinstance(variable, core.Literal) else known.get(variable, unknown)
 
     for equation in jaxpr.eqns:
-        made = rule(equation, [read(variable) for variable in equation.invars])
-        known.update(zip(equation.outvars, made, strict=True))
+        outputs = rule(equation, [read(variable) for variable in equation.invars])
+        known.update(zip(equation.outvars, outputs, strict=True))
     return [read(variable) for variable in jaxpr.outvars]
 
 
 def checkpoint(equation: Any, function: Any) -> Any:
-    """A function that is computed again backwards as a checkpoint's program is."""
+    """A function that the backward pass computes again, as the program of this checkpoint."""
     prevent_cse, policy = _read(equation, "prevent_cse", "policy")
     return jax.checkpoint(function, prevent_cse=prevent_cse, policy=policy)
 
@@ -242,13 +241,13 @@ def gather_of(equation: Any) -> Gather:
 
 
 def slices_of(equation: Any) -> list[slice]:
-    """The slices that are taken, one for each axis."""
+    """The slice of each axis."""
     starts, ends, strides = _read(equation, "start_indices", "limit_indices", "strides")
     return [slice(*part) for part in zip(starts, ends, strides or (1,) * len(starts))]
 
 
 def sizes_of(equation: Any) -> tuple[int, ...]:
-    """Sizes of the slice that is picked (`dynamic_slice`), or of the parts that are made (`split`)."""
+    """Sizes of the slice of `dynamic_slice`, or of the parts of `split`."""
     return tuple(map(int, _read(equation, "sizes" if equation.primitive.name == "split" else "slice_sizes")[0]))
 
 
@@ -258,7 +257,7 @@ def window_of(equation: Any) -> tuple[int, ...]:
 
 
 def axes_of(equation: Any) -> tuple[int, ...]:
-    """The axes that a primitive sums, sorts, turns around, cuts, joins, drops or moves, in its order."""
+    """The axes that a primitive sums, sorts, reverses, splits, joins, drops or moves, in its order."""
     name = equation.primitive.name
     known = [axes for axes in _AXES if axes in _KNOWN.get(name, "").split()]
     axes = _read(equation, *known[:1])[0] if known else None
@@ -268,25 +267,25 @@ def axes_of(equation: Any) -> tuple[int, ...]:
 
 
 def sees_zeros(equation: Any) -> bool:
-    """Whether the rule of a function with its own derivative sees which derivatives are zero."""
+    """Whether the rule of a custom derivative sees which derivatives are zero."""
     return bool(_read(equation, "symbolic_zeros")[0])
 
 
 def keeps_order(equation: Any) -> bool:
-    """Whether a reshape takes the entries as they stand."""
+    """Whether a reshape keeps the order of the entries."""
     return _read(equation, "dimensions")[0] is None
 
 
 @contextlib.contextmanager
 def in_its_place(equation: Any) -> Iterator[None]:
-    """What the block makes is made as the equation was: in its scopes, and with as many bits."""
+    """Run the block in the scopes and the precision of the equation."""
     scopes = str(equation.source_info.name_stack)
     with equation.ctx.manager, jax.named_scope(scopes) if scopes else contextlib.nullcontext():
         yield
 
 
 def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
-    """What an equation makes of these values."""
+    """The outputs of an equation for these values."""
     if equation.primitive.name == "custom_vjp_call":
         return list(_trace_rules(equation)(*values))
     return _bind(equation, values)
@@ -294,7 +293,7 @@ def bind(equation: Any, values: Sequence[Any]) -> list[Any]:
 
 def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
     try:
-        made = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
+        outputs = equation.primitive.bind(*values, **equation.primitive.get_bind_params(equation.params))
     except NotImplementedError:
         raise errors.refuse(
             "model",
@@ -302,35 +301,37 @@ def _bind(equation: Any, values: Sequence[Any]) -> list[Any]:
             "one that JAX can batch and differentiate",
             "write that part with other operations, or give the primitive rules",
         ) from None
-    return list(made) if equation.primitive.multiple_results else [made]
+    return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
 def _trace_rules(equation: Any) -> Callable[..., Sequence[Any]]:
-    """The function of a `custom_vjp_call`, with programs as rules: as Python, the backward one is given batches."""
+    """The function of a `custom_vjp_call` with traced rules; as Python, the backward rule would receive batches."""
     real = [is_real(variable) for variable in equation.invars]
     structure: Any = None
 
     def forward(*values: Any) -> tuple[list[Any], list[Any]]:
         nonlocal structure
-        made, back = jax.vjp(lambda *values: _bind(equation, values), *values)
+        outputs, back = jax.vjp(lambda *values: _bind(equation, values), *values)
         kept, structure = jax.tree.flatten(back)
-        return made, kept
+        return outputs, kept
 
     def backward(kept: list[Any], slopes: list[Any]) -> list[Any]:
-        found = jax.tree.unflatten(structure, kept)([one_like(a) if not is_real(a) else a for a in slopes])
-        return [slope for slope, one in zip(found, real) if one]
+        inputs = jax.tree.unflatten(structure, kept)([one_like(a) if not is_real(a) else a for a in slopes])
+        return [slope for slope, one in zip(inputs, real) if one]
 
-    ahead, (made, kept) = jax.make_jaxpr(forward, return_shape=True)(*(variable.aval for variable in equation.invars))
-    back = jax.make_jaxpr(backward)(kept, made)
+    ahead, (outputs, kept) = jax.make_jaxpr(forward, return_shape=True)(
+        *(variable.aval for variable in equation.invars)
+    )
+    back = jax.make_jaxpr(backward)(kept, outputs)
 
     def run_forward(*values: Any) -> tuple[list[Any], list[Any]]:
-        found = core.jaxpr_as_fun(ahead)(*values)
-        return found[: len(made)], found[len(made) :]
+        results = core.jaxpr_as_fun(ahead)(*values)
+        return results[: len(outputs)], results[len(outputs) :]
 
     def run_backward(kept: list[Any], slopes: list[Any]) -> tuple[Any, ...]:
-        slopes = [a if is_real(one) else jnp.zeros(one.shape, one.dtype) for a, one in zip(slopes, made)]
-        found = iter(core.jaxpr_as_fun(back)(*kept, *slopes))
-        return tuple(next(found) if one else None for one in real)
+        slopes = [a if is_real(one) else jnp.zeros(one.shape, one.dtype) for a, one in zip(slopes, outputs)]
+        tangents = iter(core.jaxpr_as_fun(back)(*kept, *slopes))
+        return tuple(next(tangents) if one else None for one in real)
 
     function = jax.custom_vjp(core.jaxpr_as_fun(inner_program(equation)))
     function.defvjp(run_forward, run_backward)
@@ -343,12 +344,12 @@ def is_real(value: Any) -> bool:
 
 
 def one_like(value: Any) -> Any:
-    """A tangent of ones, and the tangent of what has none."""
+    """A tangent of ones; for a value without derivative, its float0 tangent."""
     return jnp.ones_like(value) if is_real(value) else np.zeros(value.shape, jax.dtypes.float0)
 
 
 def _read(equation: Any, *names: str) -> list[Any]:
-    """Parameters of an equation, all of whose parameters are known."""
+    """These parameters of an equation; refuse it if any of its parameters is unknown."""
     strange = sorted(equation.params.keys() - _KNOWN.get(equation.primitive.name, "").split())
     missing = sorted(set(names) - equation.params.keys())
     if strange or missing:
@@ -370,23 +371,23 @@ def _unknown(equation: Any, what: str) -> errors.ConfigurationError:
 _PROGRAMS = (core.ClosedJaxpr, core.Jaxpr)  # one class since JAX 0.11
 
 
-def _close(found: Any) -> core.ClosedJaxpr:
-    return found if isinstance(found, core.ClosedJaxpr) else core.ClosedJaxpr(found, ())
+def _close(program: Any) -> core.ClosedJaxpr:
+    return program if isinstance(program, core.ClosedJaxpr) else core.ClosedJaxpr(program, ())
 
 
 def place(equation: Any) -> str:
-    """Where in the user's code an equation comes from: ` in folder/file.py:12 (function)`, or nothing."""
+    """The equation's place in the user's code: ` in folder/file.py:12 (function)`, or nothing."""
     return place_of(frames_of(equation))
 
 
 def frames_of(equation: Any) -> list[tuple[str, int | None, str]]:
-    """File, line and function of the calls in which an equation was traced, the innermost first."""
+    """File, line and function of each call around an equation's trace, innermost first."""
     trace = equation.source_info.traceback
     return [] if trace is None else [(f.file_name, f.line_num, f.function_name) for f in trace.frames]
 
 
 def place_of(frames: Iterable[tuple[str, int | None, str]]) -> str:
-    """The first of these frames (file, line, function) that is no library's and not the engine's, in words."""
+    """The first frame (file, line, function) outside libraries and the engine, in words."""
     for file, line, function in frames:
         if not (file.startswith(_FOREIGN) or "site-packages" in file or file in _ENGINE):
             return f" in {'/'.join(pathlib.Path(file).parts[-2:])}:{line} ({function})"

@@ -18,15 +18,15 @@ class Weight(NamedTuple):
     parameters: tuple[str, ...]
     size: int  # numbers
     way: str  # "factored", "direct" or "unused"
-    reason: str  # why, and how
-    bytes: int  # per record, of arrays that must be built
+    reason: str  # for this way, or how the norm is computed
+    bytes: int  # per record, for the arrays it needs
 
 
 class Explanation(NamedTuple):
-    """How the record gradients of a model are computed; bytes are of norms and sums, not of activations."""
+    """How the record gradients of a model are computed; bytes count norms and sums, not activations."""
 
     weights: tuple[Weight, ...]
-    dtype: str  # in which gradients are computed
+    dtype: str  # of gradients
     bytes_per_record: int
     records_at_once: int  # as many as the memory bound allows
 

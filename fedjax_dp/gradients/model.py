@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Model(Protocol):
-    """The structure of a model, without numbers: compared, hashed, and a static argument of compiled functions.
+    """The structure of a model, without numbers: comparable, hashable, a static argument of compiled functions.
 
     All functions take one record; `vmap` makes batches, so records cannot mix. `fedjax_dp.model` turns a network into a
     model; any frozen dataclass with these methods is one too. A model with frozen values that should be traced is a
@@ -42,7 +42,7 @@ class Model(Protocol):
 
 
 class PartlyFrozenModel(Model, Protocol):
-    """A model with frozen values, which are not trained: held once on a device, and no part of a program.
+    """A model with frozen (untrained) values, which a device holds once, outside compiled programs.
 
     `init`, `loss` and `logits` take only the trained parameters: those are clipped, noised, sent and kept.
     """
@@ -58,7 +58,7 @@ class PartlyFrozenModel(Model, Protocol):
 
 
 def split(model: Model) -> tuple[Model, Any]:
-    """The structure of a model, to be compared and hashed, and its frozen values."""
+    """The hashable structure of a model, and its frozen values."""
     frozen = getattr(model, "frozen", None)
     if frozen is None:
         return model, ()
@@ -117,5 +117,5 @@ class FeatureModel(Model, Protocol):
 
     @property
     def has_features(self) -> bool:
-        """Whether there is such a layer, so that features depend on parameters."""
+        """Whether the model has such a layer, so that features depend on parameters."""
         ...

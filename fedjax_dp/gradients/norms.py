@@ -1,9 +1,9 @@
 """Norms of gradients that are sums over positions of outer products, and clipped sums of them over records.
 
 A norm is an upper bound for every finite input, however small or large its numbers are. Squares of numbers below 2^-63
-are zero in float32, while the other factor of an outer product may be 2^63; so every number counts as LEAST more in a
-squared norm, which numbers of an ordinary size do not feel. What rounding and underflow may take from a sum over pairs
-of positions is added to it.
+are zero in float32, while the other factor of an outer product may be 2^63. So a squared norm counts LEAST more for
+every number, which is negligible for numbers of ordinary size. A sum over pairs of positions grows by the most that
+rounding and underflow can take from it.
 """
 
 import functools
@@ -19,13 +19,13 @@ from fedjax_dp.gradients.outer_products import finite
 from fedjax_dp.pytrees import mask_rows
 from fedjax_dp.small_reductions import sum_of_few
 
-LEAST = 2.0**-126  # of the positive float32 numbers that every device tells from 0
-SMALL = 2.0**-100  # likewise in a length that is multiplied with ROUNDING before it stands for what underflows
-ROUNDING = 2.0**-24  # relative, of one float32 operation
-OPERATIONS = 64  # on the way from two products of positions to a squared norm, beside the products themselves
-FEW = 16  # records of one position each, whose gradients a GPU adds up one by one
+LEAST = 2.0**-126  # the smallest positive float32 number that every device distinguishes from 0
+SMALL = 2.0**-100  # the same for a length, which is multiplied by ROUNDING to bound underflow
+ROUNDING = 2.0**-24  # relative error of one float32 operation
+OPERATIONS = 64  # between two products of positions and a squared norm, without the products themselves
+FEW = 16  # up to this many records of one position each, a GPU adds gradients one by one
 EXACT = lax.Precision.HIGHEST  # accelerators multiply in fewer bits by default, and the bound would be off by as much
-SHRINK = 1 - 2.0**-10  # of products whose factors a GPU rounds to 11 bits (TF32), so that none is too large
+SHRINK = 1 - 2.0**-10  # scales products whose factors a GPU rounds to 11 bits (TF32), so that none is too large
 
 
 class Factors(NamedTuple):
@@ -37,17 +37,17 @@ class Factors(NamedTuple):
 
 
 def factors_of(weight: WeightMatrix, seen: Any, cotangents: Any) -> list[Factors]:
-    """All positions of a weight: those where a row is picked, and all others."""
-    found: dict[bool, list[Factors]] = {}
+    """All positions of a weight: those that pick a row, and all others."""
+    groups: dict[bool, list[Factors]] = {}
     for path, outer_product, swapped, _ in weight.uses:
         u, v = outer_product.factors(program.entry_at(seen, path), program.entry_at(cotangents, path))
         v = finite(v)
-        found.setdefault(outer_product.geometry.lookup, []).append(
+        groups.setdefault(outer_product.geometry.lookup, []).append(
             Factors(outer_product.geometry.lookup, *((v, u) if swapped else (u, v)))
         )
     return [
         Factors(lookup, _concatenate([part.u for part in parts]), _concatenate([part.v for part in parts]))
-        for lookup, parts in found.items()
+        for lookup, parts in groups.items()
     ]
 
 
@@ -56,10 +56,10 @@ def _concatenate(parts: list[jax.Array]) -> jax.Array:
 
 
 def squares(weight: WeightMatrix, uses: list[Factors]) -> tuple[jax.Array, jax.Array | None]:
-    """Squared norms `(records,)`, and gradients of single records `(records, blocks, o, k)` where those were built.
+    """Squared norms `(records,)`, and the record gradients `(records, blocks, o, k)` if they were built.
 
-    One position: |u|^2 |v|^2. Else single gradients, or sums over pairs of positions (u_t . u_s) (v_t . v_s), whichever
-    is smaller. Where positions cancel, a sum over pairs comes out too small by rounding; what that may be is added.
+    One position: |u|^2 |v|^2. Else from record gradients, or sums over pairs of positions (u_t . u_s) (v_t . v_s),
+    whichever is smaller. Where positions cancel, rounding can make a sum over pairs too small; its bound is added.
     """
     if weight.positions == 1:
         (only,) = uses
@@ -77,9 +77,9 @@ def squares(weight: WeightMatrix, uses: list[Factors]) -> tuple[jax.Array, jax.A
 
 
 def _record_gradients(weight: WeightMatrix, one: Factors) -> jax.Array:
-    """Gradients of single records `(records, blocks, o, k)`.
+    """Record gradients `(records, blocks, o, k)`.
 
-    In the precision of a gradient without privacy: norms are of these very numbers, and so is what is clipped.
+    The precision of a gradient without privacy suffices: these same numbers are measured and clipped.
     """
     if not one.lookup:
         return _einsum("nbto,nbtk->nbok", one.v, one.u, precision=None)
@@ -94,7 +94,7 @@ def _record_gradients(weight: WeightMatrix, one: Factors) -> jax.Array:
 
 
 class Dots(NamedTuple):
-    """Products of positions of the same record `(records, blocks, t, s)`, and by how much they may be off."""
+    """Products of positions of the same record `(records, blocks, t, s)`, and a bound on their error."""
 
     value: jax.Array
     error: jax.Array | float
@@ -109,14 +109,14 @@ def _dots(one: jax.Array, other: jax.Array) -> Dots:
 
 
 def _largest_product(u: Dots, v: Dots) -> jax.Array:
-    """The largest value that the product of two numbers has within their errors."""
+    """The largest product of two numbers within their errors."""
     at_most = (jnp.abs(u.value) + u.error) * (jnp.abs(v.value) + v.error)
     product = u.value * v.value
     return at_most + (product - jnp.abs(product))
 
 
 def _pairs(one: Factors, other: Factors) -> Dots:
-    """u_t . u_s for all pairs of positions; a row that is picked is a one-hot vector, whose products are exact."""
+    """u_t . u_s for all pairs of positions; a picked row is a one-hot vector, whose products are exact."""
     if one.lookup and other.lookup:
         return Dots((one.u[..., :, None] == other.u[..., None, :]).astype(one.v.dtype), 0.0)
     if one.lookup:
@@ -131,23 +131,23 @@ def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, fa
     blocks, product = weight.shape[0], functools.partial(_product, alone=weight.positions == 1)
     if built is not None:
         return weighted_sum(built, factors).swapaxes(1, 2)
-    found: Any = 0.0
+    result: Any = 0.0
     for one in uses:
         if one.lookup:
             at = jnp.broadcast_to(jnp.arange(blocks)[None, :, None], one.u.shape)
-            found = found + jnp.zeros(weight.shape, one.v.dtype).at[at, one.u].add(_weigh(one.v, factors))
+            result = result + jnp.zeros(weight.shape, one.v.dtype).at[at, one.u].add(_weigh(one.v, factors))
         elif blocks == 1:
-            found = found + product(one.u[:, 0], one.v[:, 0], factors)[None]
+            result = result + product(one.u[:, 0], one.v[:, 0], factors)[None]
         else:
-            found = found + jax.vmap(product, (1, 1, None))(one.u, one.v, factors)
-    return found
+            result = result + jax.vmap(product, (1, 1, None))(one.u, one.v, factors)
+    return result
 
 
 def _product(u: jax.Array, v: jax.Array, factors: jax.Array, alone: bool) -> jax.Array:
     """Sum over records and positions of factor * outer(u, v) `(k, o)`, as one product; `alone`: there is one position.
 
-    Only the smaller of the two is weighted, as that makes a copy; the other is finite where its factor is zero, and
-    below 2^64 elsewhere, as its square is finite: what becomes denormal or zero by its weight is nothing to the sum.
+    Only the smaller of the two is weighted, as that makes a copy. The other is finite where its factor is zero, and
+    below 2^64 elsewhere, as its square is finite; so a weight that underflows removes a negligible term.
     The long side comes last in the product, as in `pytrees.ravel`.
     """
     k, o = u.shape[-1], v.shape[-1]
@@ -160,14 +160,14 @@ def _product(u: jax.Array, v: jax.Array, factors: jax.Array, alone: bool) -> jax
     def in_tf32(scaled: jax.Array, long: jax.Array) -> jax.Array:
         """In TF32: each number of a record's part is one product, which rounding increases by at most (1 + 2^-11)^2.
 
-        Scaled down by as much, it stays within the bound. Several positions may cancel, so this fails for them.
+        Scaled down by that factor it stays within the bound. Several positions may cancel, so this fails for them.
         """
         return at_once(scaled * SHRINK, long, None)
 
     def one_by_one(scaled: jax.Array, long: jax.Array) -> jax.Array:
-        """In float32 like the product, and fused with what reads it: no gradient is written or read.
+        """In float32 like the product, and fused with its reader: no gradient is written or read.
 
-        Without the barrier each record would be computed and written again, separately from the forward pass.
+        Without the barrier XLA would compute and write each record again, separately from the forward pass.
         """
         long = lax.optimization_barrier(long)
         return functools.reduce(jnp.add, (scaled[at].T * long[at] for at in range(long.shape[0])))
@@ -186,7 +186,7 @@ def _einsum(spec: str, *arrays: jax.Array, precision: Any = EXACT) -> jax.Array:
 
 
 def square(a: jax.Array) -> jax.Array:
-    """At least the squared norm over the last axis, as squares that underflow count as LEAST."""
+    """An upper bound on the squared norm over the last axis: squares that underflow count as LEAST."""
     return sum_of_few(a * a) + a.shape[-1] * LEAST
 
 

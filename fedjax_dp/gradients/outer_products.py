@@ -1,4 +1,4 @@
-"""Equations of parameters and other values, whose gradient by the parameters is a sum of outer products.
+"""Equations whose gradient by their parameters is a sum of outer products.
 
 That gradient, as matrices (blocks, k, o), is a sum over positions of u (k) times v (o): u comes from the equation's
 other operand, v from the cotangent of its result. An `OuterProduct` defines how these become u and v.
@@ -18,18 +18,18 @@ from fedjax_dp.gradients.equations import bind, convolution_of, dot_of, gather_o
 from fedjax_dp.gradients.views import ParameterView
 
 HUGE = 2.0**126  # its square is not finite in float32
-LARGE = 5  # sides of windows that a GPU puts together axis by axis; of 3 x 3 that saves too few branches
+LARGE = 5  # from this side on, a GPU builds windows axis by axis; for 3 x 3 that saves too few branches
 
 
 class Geometry(Protocol):
     """How one kind of equation uses its parameters."""
 
     @property
-    def lookup(self) -> bool: ...  # whether u is given by the row that it picks: one-hot vectors
+    def lookup(self) -> bool: ...  # whether u is a one-hot vector, represented by the row it picks
 
     def bind(
         self, equation: Any, values: list[Any], probed: bool | None
-    ) -> tuple[list[Any], Any]: ...  # outputs, what it read; `probed`: what it reads must be finite
+    ) -> tuple[list[Any], Any]: ...  # outputs and the other operand, which must be finite if `probed`
 
     def matrix(self, x: Any) -> Any: ...  # parameters (s, *shape) -> (s, blocks, k, o), in NumPy or JAX
 
@@ -37,7 +37,7 @@ class Geometry(Protocol):
 
     def factors(self, read: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]: ...
 
-    # what was read and the cotangent, both (n, ...) -> u (n, blocks, t, k), or rows (n, blocks, t); v (n, blocks, t, o)
+    # operand and cotangent, both (n, ...) -> u (n, blocks, t, k), or rows (n, blocks, t); v (n, blocks, t, o)
 
 
 class OuterProduct(NamedTuple):
@@ -50,10 +50,10 @@ class OuterProduct(NamedTuple):
     name: str
 
     def bind(self, equation: Any, values: list[Any], probe: Any) -> tuple[list[Any], Any]:
-        made, read = self.geometry.bind(equation, values, probe is not None)
+        outputs, read = self.geometry.bind(equation, values, probe is not None)
         if probe is not None:
-            made[0] = made[0] + probe.astype(made[0].dtype)
-        return made, read
+            outputs[0] = outputs[0] + probe.astype(outputs[0].dtype)
+        return outputs, read
 
     @property
     def probe(self) -> jax.Array:
@@ -61,10 +61,10 @@ class OuterProduct(NamedTuple):
 
     @property
     def matrix(self) -> np.ndarray:
-        """Numbers of elements (blocks, k, o); slices picked by loops are blocks."""
+        """Element numbers (blocks, k, o); slices picked by loops are blocks."""
         lead, shape = self._lead(self.view.numbers.shape)
-        found = self.geometry.matrix(self.view.numbers.reshape(math.prod(lead), *shape))
-        return found.reshape(-1, *found.shape[2:])
+        matrix = self.geometry.matrix(self.view.numbers.reshape(math.prod(lead), *shape))
+        return matrix.reshape(-1, *matrix.shape[2:])
 
     def gradient(self, total: jax.Array) -> jax.Array:
         """The gradient, from (blocks, k, o) to the shape of the parameters, axes of loops first."""
@@ -113,7 +113,7 @@ def _wide(a: jax.Array) -> jax.Array:
 def finite(x: jax.Array) -> jax.Array:
     """HUGE instead of numbers that are not finite, so that a factor of zero removes them: 0 * NaN would be NaN.
 
-    Its square is infinite, and so is the norm of the record's gradient. In float16, which cannot hold HUGE, it is the
+    The square of HUGE is infinite, and so is the norm of the record gradient. float16 cannot hold HUGE and takes its
     largest number.
     """
     return jnp.where(jnp.isfinite(x), x, jnp.asarray(min(HUGE, float(jnp.finfo(x.dtype).max)), x.dtype))
@@ -130,12 +130,12 @@ def _mask_infinite(x: jax.Array, probed: bool | None) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """`dot_general`; axes of batches are blocks, free axes of the other operand positions."""
+    """`dot_general`: batch axes are blocks, free axes of the other operand are positions."""
 
     side: int  # of the parameters
     shape: tuple[int, ...]  # of the parameters
     own: tuple[tuple[int, ...], ...]  # axes of the parameters: batch, contracted, free
-    other: tuple[tuple[int, ...], ...]  # axes of the other operand likewise
+    other: tuple[tuple[int, ...], ...]  # the same axes of the other operand
     lookup = False
 
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
@@ -154,14 +154,14 @@ class Product:
     def factors(self, read: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
         batch, contracted, free = self.other
         counts = len(batch), len(free), len(self.own[2])
-        if self.side == 1:  # made: batch, free axes of the other, free axes of the parameters
+        if self.side == 1:  # result: batch, free axes of the other, free axes of the parameters
             batches, positions, outs = _runs(*counts)
         else:
             batches, outs, positions = _runs(counts[0], counts[2], counts[1])
         return _group_axes(read, (batch, free, contracted)), _group_axes(e, (batches, positions, outs))
 
     def rows(self, read: jax.Array) -> jax.Array:
-        """The operand that is multiplied with the parameters `(blocks, positions, k)`."""
+        """The other operand `(blocks, positions, k)`."""
         batch, contracted, free = self.other
         return _group_axes(read[None], (batch, free, contracted))[0]
 
@@ -177,7 +177,7 @@ def _runs(*counts: int) -> list[tuple[int, ...]]:
 
 
 def _group_axes(x: Any, groups: tuple[tuple[int, ...], ...] | Any) -> Any:
-    """Axes after the first in this order, each group as one axis."""
+    """Reorder the axes after the first, with each group merged into one axis."""
     sizes = [math.prod(x.shape[1 + axis] for axis in group) for group in groups]
     order = [1 + axis for group in groups for axis in group]
     return x.transpose(0, *order).reshape(x.shape[0], *sizes)
@@ -185,17 +185,17 @@ def _group_axes(x: Any, groups: tuple[tuple[int, ...], ...] | Any) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class Convolution:
-    """`conv_general_dilated` with parameters as its kernel; u are the windows that it sees, groups are blocks.
+    """`conv_general_dilated` with parameters as its kernel: u are the input windows, groups are blocks.
 
-    Without groups it is computed as the product that it is: under vmap over clients, whose kernels differ, XLA would
-    make grouped convolutions, several times slower on a CPU.
+    Without groups it is computed as a matrix product: under vmap over clients, whose kernels differ, XLA would
+    use grouped convolutions, several times slower on a CPU.
     """
 
     kernel: tuple[int, ...]  # its shape
     numbers: Any  # of axes: (records, channels, *space), (outputs, channels, *space), (records, channels, *space)
     strides: tuple[int, ...]
     padding: tuple[tuple[int, int], ...]
-    spread: tuple[int, ...]  # of what is read: zeros between entries
+    spread: tuple[int, ...]  # of the input: zeros between entries
     dilation: tuple[int, ...]  # of the kernel
     groups: int
     lookup = False
@@ -208,9 +208,9 @@ class Convolution:
             return bind(equation, [x, kernel]), seen
         flat = self.matrix(kernel[None])[0, 0]
         rule = convolution_of(equation)
-        made = jnp.matmul(seen[..., 0, :], flat, precision=rule.precision, preferred_element_type=rule.kind)
+        result = jnp.matmul(seen[..., 0, :], flat, precision=rule.precision, preferred_element_type=rule.kind)
         to = self.numbers.out_spec
-        return [made.transpose(np.argsort((to[0], *to[2:], to[1])).tolist())], seen
+        return [result.transpose(np.argsort((to[0], *to[2:], to[1])).tolist())], seen
 
     def windows(self, x: jax.Array) -> jax.Array:
         """The window of each output position: `(records, *space, groups, window * channels of the group)`."""
@@ -232,9 +232,9 @@ class Convolution:
             return jnp.concatenate(views, axis=-1) if len(views) > 1 else views[0]
 
         def by_axis(x: jax.Array) -> jax.Array:
-            """A concatenation is a branch for each of its pieces on a GPU: ten instead of 25 for 5 x 5.
+            """Concatenate in two steps: a GPU kernel branches for each piece, here ten instead of 25 for 5 x 5.
 
-            Without the barrier both would fuse into one kernel, again with all branches.
+            Without the barrier both steps would fuse into one kernel with all branches.
             """
 
             def along(x: jax.Array, axis: int) -> jax.Array:
@@ -277,10 +277,10 @@ class Lookup:
     """`gather` or `dynamic_slice` of whole rows."""
 
     shape: tuple[int, ...]  # of the parameters
-    axis: int  # of them, along which rows are picked
-    column: int  # of the indices that says which
-    offsets: tuple[int, ...]  # axes of what is made that come from a row
-    clip: bool  # an index outside picks the last row; else nothing
+    axis: int  # of the parameters, along which rows are picked
+    column: int  # of the indices, which holds the row
+    offsets: tuple[int, ...]  # axes of the result that come from a row
+    clip: bool  # whether an index outside picks the last row, or nothing
     lookup = True
 
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
@@ -307,10 +307,10 @@ class Lookup:
 
 @dataclasses.dataclass(frozen=True)
 class Shift:
-    """`add` or `sub`, as of a bias: all positions have u = 1, so they are added up before anything else."""
+    """`add` or `sub`, such as of a bias: u = 1 at all positions, so they are added up first."""
 
     shape: tuple[int, ...]  # of the parameters, without the axes along which they are repeated
-    repeated: tuple[int, ...]  # axes of what is made
+    repeated: tuple[int, ...]  # axes of the result
     lookup = False
 
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
@@ -329,7 +329,7 @@ class Shift:
 
 @dataclasses.dataclass(frozen=True)
 class Operand:
-    """A product of which one operand is recorded."""
+    """A product whose operand `side` is recorded."""
 
     side: int
 
@@ -338,7 +338,7 @@ class Operand:
 
 
 def recognise(equation: Any, side: int) -> Geometry | None:
-    """How an equation uses parameters that are its operand `side`; None if no rule is known."""
+    """How an equation uses its operand `side`, which are parameters; None without a rule for it."""
     name, shape = equation.primitive.name, tuple(equation.invars[side].aval.shape)
     if name == "dot_general":
         dot = dot_of(equation)

@@ -1,7 +1,7 @@
 """The traced program of a function of one record, run with some of its equations replaced.
 
-`vmap` adds the records' axis; it keeps records apart in programs of JAX's own operations, and others are refused
-(`record_independence`). So nothing has to recognise the axis of records.
+`vmap` adds the axis of records. It keeps records apart in programs of JAX's own operations; `record_independence`
+refuses others. So nothing has to recognise the axis of records.
 """
 
 import itertools
@@ -18,28 +18,28 @@ Sites = dict[int, Any]  # by index of an equation: its replacement, or the Sites
 
 
 def trace(function: Callable[..., Any], *arguments: Any) -> tuple[core.ClosedJaxpr, Any]:
-    """The program of `function` on arguments of these shapes, and the shapes of what it returns."""
+    """The program of `function` on arguments of these shapes, and the shapes of its outputs."""
     return jax.make_jaxpr(function, return_shape=True)(*arguments)
 
 
 def used_equations(jaxpr: Any) -> Iterator[tuple[int, Any]]:
     """The equations whose results are used, with their indices, in order."""
     needed = {id(out) for out in jaxpr.outvars}
-    found: list[tuple[int, Any]] = []
+    used: list[tuple[int, Any]] = []
     for number, equation in reversed(list(enumerate(jaxpr.eqns))):
         if equation.effects or any(id(out) in needed for out in equation.outvars):
             needed.update(id(read) for read in equation.invars)
-            found.append((number, equation))
-    yield from reversed(found)
+            used.append((number, equation))
+    yield from reversed(used)
 
 
 def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any) -> tuple[list[Any], Any]:
-    """Results of the program, and what was recorded at the sites that have a probe.
+    """Outputs of the program, and the records of the sites that have a probe.
 
-    sites   equations that are run by `site.bind(equation, values, probe)`, which returns outputs and a record;
+    sites   equations to run by `site.bind(equation, values, probe)`, which returns outputs and a record;
     probes  nested like `sites`, the probe of each site, in loops one for each step. For an outer product it is an array
-            of zeros that is added to its first output, so that the derivative by the probe is the cotangent there.
-            None: the site is only recorded; missing: the site gets None, and is not recorded.
+            of zeros, added to its first output, so that the derivative by the probe is the cotangent there.
+            None: the site is only recorded; missing: the site gets None and is not recorded.
     """
     known = dict(zip(jaxpr.constvars, consts)) | dict(zip(jaxpr.invars, arguments))
 
@@ -50,16 +50,16 @@ def run(jaxpr: Any, consts: Any, arguments: list[Any], sites: Sites, probes: Any
     for number, equation in used_equations(jaxpr):
         values, site = [read(variable) for variable in equation.invars], sites.get(number)
         if site is None:
-            made = equations.bind(equation, values)
+            outputs = equations.bind(equation, values)
         elif isinstance(site, dict):
-            made, more = _enter(equation, values, site, probes.get(number, {}))
+            outputs, more = _enter(equation, values, site, probes.get(number, {}))
             if more:
                 seen[number] = more
         else:
-            made, recorded = site.bind(equation, values, probes.get(number))
+            outputs, recorded = site.bind(equation, values, probes.get(number))
             if number in probes:
                 seen[number] = recorded
-        known.update(zip(equation.outvars, made))
+        known.update(zip(equation.outvars, outputs))
     return [read(variable) for variable in jaxpr.outvars], seen
 
 
@@ -79,8 +79,8 @@ def _enter(equation: Any, values: list[Any], sites: Sites, probes: Any) -> tuple
 
     def body(carry: list[Any], inputs: tuple[list[Any], Any]) -> tuple[list[Any], tuple[list[Any], Any]]:
         row, own = inputs
-        made, seen = run(scan.body.jaxpr, scan.body.consts, [*consts, *carry, *row], sites, own)
-        return made[: scan.carry], (made[scan.carry :], seen)
+        outputs, seen = run(scan.body.jaxpr, scan.body.consts, [*consts, *carry, *row], sites, own)
+        return outputs[: scan.carry], (outputs[scan.carry :], seen)
 
     end, (rows, seen) = lax.scan(body, start, (rows, probes), scan.length, reverse=scan.reverse, unroll=scan.unroll)
     return [*end, *rows], seen
@@ -104,10 +104,10 @@ def entry_at(tree: Any, path: tuple[int, ...]) -> Any:
 
 def nest(entries: dict[tuple[int, ...], Any]) -> dict[int, Any]:
     """A nested dictionary from paths."""
-    found: dict[int, Any] = {}
+    nested: dict[int, Any] = {}
     for path, entry in entries.items():
-        below = found
+        below = nested
         for number in itertools.islice(path, len(path) - 1):
             below = below.setdefault(number, {})
         below[path[-1]] = entry
-    return found
+    return nested

@@ -28,20 +28,20 @@ _ACTING = ("after_all_p", "create_token_p", "custom_lin_p", "composite_p", "dce_
 
 @functools.cache
 def own_primitives() -> frozenset[Primitive]:
-    """JAX's own primitives, for which `vmap` keeps records apart if their rules are JAX's own, too."""
+    """JAX's own primitives; `vmap` keeps their records apart if their rules are JAX's own, too."""
 
     def held_by(module: Any, but: tuple[str, ...] = ()) -> set[Primitive]:
         return {one for name, one in vars(module).items() if isinstance(one, Primitive) and name not in but}
 
-    found = held_by(primitives, _ACTING)
+    own = held_by(primitives, _ACTING)
     for name, module in list(sys.modules.items()):
         if name.startswith(_HOMES):
-            found |= held_by(module, _ACTING)
+            own |= held_by(module, _ACTING)
     for name, names in _SINGLE.items():
-        found |= {getattr(sys.modules[name], one) for one in names if hasattr(sys.modules.get(name), one)}
+        own |= {getattr(sys.modules[name], one) for one in names if hasattr(sys.modules.get(name), one)}
     for name in _JOINING:
-        found -= held_by(sys.modules[name]) if name in sys.modules else set()
-    return frozenset(found)
+        own -= held_by(sys.modules[name]) if name in sys.modules else set()
+    return frozenset(own)
 
 
 def require_own_operations(what: str, jaxpr: Any, derivatives: bool = True, around: str = "") -> None:
@@ -83,8 +83,8 @@ def _derivative(what: str, equation: Any) -> Any:
 
         if equation.primitive.name == "custom_jvp_call":
             return jax.jvp(call, values, tuple(map(equations.one_like, values)))[0]
-        made, back = jax.vjp(call, *values)
-        return [slope for slope in back([equations.one_like(a) for a in made]) if equations.is_real(slope)]
+        outputs, back = jax.vjp(call, *values)
+        return [slope for slope in back([equations.one_like(a) for a in outputs]) if equations.is_real(slope)]
 
     try:
         return jax.make_jaxpr(function)(*(variable.aval for variable in equation.invars)).jaxpr
@@ -97,12 +97,12 @@ def _derivative(what: str, equation: Any) -> Any:
 
 
 def _rule_is_own(primitive: Primitive) -> bool:
-    """Whether all of a primitive's batching rule is JAX's own."""
+    """Whether a primitive's batching rule consists of JAX's own functions only."""
     return all(map(_of_jax, _parts(batching.fancy_primitive_batchers.get(primitive), set())))
 
 
 def _parts(rule: Any, seen: set[int]) -> Iterator[Any]:
-    """The functions of a batching rule: itself, those it closes over, and those it has as arguments."""
+    """The functions of a batching rule: itself, its closures and its arguments."""
     if not callable(rule) or isinstance(rule, type) or id(rule) in seen:
         return
     seen.add(id(rule))

@@ -1,4 +1,4 @@
-"""Values of a program that are made of parameters alone, and which element of which parameter each entry is."""
+"""Values of a program that depend on parameters alone, and the parameter element behind each entry."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -22,21 +22,21 @@ IDENTITIES = (
 
 
 class ParameterView(NamedTuple):
-    """A value made of parameters alone.
+    """A value that depends on parameters alone.
 
-    While it is only moved around (transposed, cut, joined, times a number), its entries are elements of parameters, and
-    the norm of a gradient survives the way back to them as long as no element occurs twice.
+    While operations only move it (transpose, split, join, scale), its entries are elements of parameters. A gradient
+    moved back to them keeps its norm as long as no element occurs twice.
     """
 
-    leaves: frozenset[int]  # of the parameters it is made of
-    elements: np.ndarray | None  # their numbers, axes of `loops` first; None: computed, not only moved
+    leaves: frozenset[int]  # its parameters
+    elements: np.ndarray | None  # their numbers, axes of `loops` first; None if computed, not only moved
     scale: float  # entry = scale * element
     loops: tuple[int, ...]  # depths of loops whose step picks the slice
     take: Callable[[dict[int, Any]], Any]  # leaves -> unscaled entries, axes of `loops` first; linear
 
     @property
     def numbers(self) -> np.ndarray:
-        """`elements`, of a view that was not computed."""
+        """`elements` of a view that was only moved."""
         assert self.elements is not None
         return self.elements
 
@@ -51,23 +51,20 @@ class ParameterView(NamedTuple):
         return int(seen.sum()) == self.elements.size
 
     def put_back(self, total: jax.Array, leaves: Sequence[Any]) -> dict[int, jax.Array]:
-        """The entries of a gradient at the elements they belong to: leaf -> array of its shape."""
+        """The entries of a gradient, moved back to their elements: leaf -> array of its shape."""
         if len(self.leaves) == 1:  # usually a whole parameter, in its own order
             (at,) = self.leaves
             flat = self.numbers.reshape(-1)
             if flat.size == leaves[at].size and np.all(flat[1:] - flat[:-1] == 1):
                 return {at: total.reshape(leaves[at].shape)}
         shapes = {at: jax.ShapeDtypeStruct(leaves[at].shape, total.dtype) for at in sorted(self.leaves)}
-        found: dict[int, jax.Array]
-        (found,) = jax.linear_transpose(self.take, shapes)(total)
-        return found
+        gradients: dict[int, jax.Array]
+        (gradients,) = jax.linear_transpose(self.take, shapes)(total)
+        return gradients
 
 
 def narrow(view: ParameterView, shape: tuple[int, ...]) -> tuple[ParameterView, tuple[int, ...]] | None:
-    """The view of distinct elements that `view` repeats to be of `shape`, and the axes of `shape` along which it does.
-
-    None if there is no such view.
-    """
+    """The view of distinct elements that `view` repeats to `shape`, and the axes of the repetition; None if none."""
     if view.elements is None or view.elements.size == 0:
         return None
     lead, elements, take = len(view.loops), view.elements, view.take
@@ -94,7 +91,7 @@ def leaf_view(number: int, shape: tuple[int, ...], first: int) -> ParameterView:
 
 
 def move_entries(equation: Any, arguments: Sequence[Any]) -> list[ParameterView]:
-    """What an equation whose arguments are views and constants makes of them."""
+    """The views that an equation returns for arguments that are views and constants."""
     views = [a for a in arguments if isinstance(a, ParameterView)]
     first, name = views[0], equation.primitive.name
     leaves = frozenset().union(*(v.leaves for v in views))
@@ -112,15 +109,15 @@ def move_entries(equation: Any, arguments: Sequence[Any]) -> list[ParameterView]
         return [first._replace(scale=first.scale * float(number) if name == "mul" else first.scale / float(number))]
     alike = all(isinstance(a, ParameterView) and (a.scale, a.loops) == (first.scale, first.loops) for a in arguments)
     lead = len(first.loops)
-    made = rearrange(np, equation, [v.elements for v in views], lead) if alike else None
-    if made is None:
+    moved = rearrange(np, equation, [v.elements for v in views], lead) if alike else None
+    if moved is None:
         return computed
     takes = [v.take for v in views]
 
     def take_result(which: int) -> Callable[[dict[int, Any]], Any]:
         return lambda leaves: rearrange(jax.numpy, equation, [take(leaves) for take in takes], lead)[which]
 
-    return [ParameterView(leaves, made[at], first.scale, first.loops, take_result(at)) for at in range(count)]
+    return [ParameterView(leaves, moved[at], first.scale, first.loops, take_result(at)) for at in range(count)]
 
 
 def _refuse_put_back(leaves: dict[int, Any]) -> Any:
@@ -128,9 +125,9 @@ def _refuse_put_back(leaves: dict[int, Any]) -> Any:
 
 
 def rearrange(xp: Any, equation: Any, arrays: list[Any], lead: int) -> Any:
-    """What a primitive that only moves entries does to arrays with `lead` axes in front; None for other primitives.
+    """Apply a primitive that only moves entries to arrays with `lead` extra axes in front; None for other primitives.
 
-    For NumPy (numbers of elements) and JAX (elements) alike.
+    `xp` is NumPy (numbers of elements) or JAX (elements).
     """
     name, x = equation.primitive.name, arrays[0]
     front, whole, shape = x.shape[:lead], (slice(None),) * lead, equation.outvars[0].aval.shape

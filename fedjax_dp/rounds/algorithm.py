@@ -104,8 +104,8 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             "estimator",
             type(aggregate).__name__,
             "one that bounds the influence of a client, for noise on whole clients",
-            "use the bounded mean of dp_fedavg, wor_delta, or mean with a cohort of fixed size; your own rule returns a "
-            "number from sensitivity",
+            "use the bounded mean of dp_fedavg, wor_delta, or mean with a cohort of fixed size; a rule of your own "
+            "returns a number from sensitivity",
         )
     if not cohort.at_most_once or (aggregate.realised and not cohort.fixed):
         raise errors.refuse(

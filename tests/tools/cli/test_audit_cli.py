@@ -27,7 +27,7 @@ SMALL = [*RUN, "--trials", "1200", "--lanes", "64"]
 CLAIMED = [*SMALL, "--claim", "0.1"]
 
 
-def asked(capsys, *words):
+def run_audit(capsys, *words):
     """Exit code and the JSON object, which is all that stdout holds."""
     code = cli.main(["audit", *words, "--json"])
     out = capsys.readouterr().out
@@ -35,9 +35,9 @@ def asked(capsys, *words):
     return code, json.loads(out)
 
 
-def lasting(told):
+def lasting(answer):
     """What must be the same when an audit is repeated."""
-    return {name: value for name, value in told.items() if name not in ("seconds", "options", "repeat")}
+    return {name: value for name, value in answer.items() if name not in ("seconds", "options", "repeat")}
 
 
 def is_picture(path):
@@ -61,21 +61,23 @@ def test_people_read_the_verdict_first_then_what_is_stated_proved_and_assumed(ca
 
 @pytest.mark.slow
 def test_a_violated_claim_ends_in_1_and_the_printed_command_repeats_it(capsys):
-    code, told = asked(capsys, *CLAIMED, "--seed", "3", "--plot", "its picture.png", "--size=12x9", "--style", "ggplot")
+    code, answer = run_audit(
+        capsys, *CLAIMED, "--seed", "3", "--plot", "its picture.png", "--size=12x9", "--style", "ggplot"
+    )
     assert code == 1
-    assert told["violated"] is True
-    assert told["verdict"].startswith("VIOLATED: epsilon 0.1 is claimed")
-    assert 0.1 < told["epsilon_lower"] <= told["guarantee"]["epsilon"]
-    assert {"config", "options", "versions", "device", "errors", "attack", "noise_at_most"} <= set(told)
-    assert told["config"]["seed"] == 3
-    assert told["options"]["claim"] == 0.1
+    assert answer["violated"] is True
+    assert answer["verdict"].startswith("VIOLATED: epsilon 0.1 is claimed")
+    assert 0.1 < answer["epsilon_lower"] <= answer["guarantee"]["epsilon"]
+    assert {"config", "options", "versions", "device", "errors", "attack", "noise_at_most"} <= set(answer)
+    assert answer["config"]["seed"] == 3
+    assert answer["options"]["claim"] == 0.1
     assert is_picture("its picture.png")
-    assert shlex.split(told["repeat"]) == ["fedjax-dp", "audit", *CLAIMED, "--seed", "3"]
-    code, again = asked(capsys, *shlex.split(told["repeat"])[2:])
+    assert shlex.split(answer["repeat"]) == ["fedjax-dp", "audit", *CLAIMED, "--seed", "3"]
+    code, again = run_audit(capsys, *shlex.split(answer["repeat"])[2:])
     assert code == 1
-    assert lasting(again) == lasting(told)
+    assert lasting(again) == lasting(answer)
     assert cli.main(["audit", *CLAIMED, "--seed", "3"]) == 1
-    assert capsys.readouterr().out.splitlines()[0].endswith(f"; repeat: {told['repeat']}")
+    assert capsys.readouterr().out.splitlines()[0].endswith(f"; repeat: {answer['repeat']}")
 
 
 @pytest.mark.slow
@@ -83,7 +85,7 @@ def test_a_file_of_a_run_is_an_audit_and_options_without_effect_are_named(capsys
     pathlib.Path("c.toml").write_text(
         'batches = "full"\nrounds = 2\nlocal_steps = 1\ncohort_size = 10\nout = "somewhere"\nevaluate_every = 1\n'
     )
-    code, by_file = asked(capsys, "c.toml", *SMALL[-6:])
+    code, by_file = run_audit(capsys, "c.toml", *SMALL[-6:])
     assert code == 0
     assert cli.main(["audit", *SMALL, "--evaluate-every", "1", "--out", "somewhere", "--json"]) == 0
     out = capsys.readouterr()
@@ -171,46 +173,48 @@ def test_a_canary_that_changes_nothing_is_refused(capsys):
 
 
 @pytest.fixture(scope="module")
-def found():
+def audit_result():
     """A small audit of steps on Poisson batches."""
     words = {"cohort_size": None, "batch_size": 4, "batches": "poisson", "local_steps": 1, "learning_rate": 0.1}
     algorithm = fdp.dp_sgd(**words, clip_norm=1.0, noise_multiplier=1.0)
     return fdp.audit(algorithm, ragged_data([10, 8]), rounds=2, delta=1e-3, trials=1000, parameters=4, lanes=64)
 
 
-def flawless(found):
+def flawless(audit_result):
     """Worlds that do not overlap, a few scores far out."""
-    absent, present = np.zeros(found.outcome.absent.size), np.full(found.outcome.present.size, 1e3)
+    absent, present = np.zeros(audit_result.outcome.absent.size), np.full(audit_result.outcome.present.size, 1e3)
     absent[0], present[0] = -1e37, 1e37
     bounds = accounting.error_bounds(0, absent.size, 0, present.size)
-    outcome = found.outcome._replace(bounds=bounds, absent=absent, present=present, threshold=500.0)
-    return dataclasses.replace(found, outcome=outcome, proved=True, lower=90.0, of_any=5.0, noise=0.1)
+    outcome = audit_result.outcome._replace(bounds=bounds, absent=absent, present=present, threshold=500.0)
+    return dataclasses.replace(audit_result, outcome=outcome, proved=True, lower=90.0, of_any=5.0, noise=0.1)
 
 
-def blind(found):
+def blind(audit_result):
     """All scores alike."""
-    absent, present = np.zeros(found.outcome.absent.size), np.zeros(found.outcome.present.size)
+    absent, present = np.zeros(audit_result.outcome.absent.size), np.zeros(audit_result.outcome.present.size)
     bounds = accounting.error_bounds(0, absent.size, present.size, present.size)
-    outcome = found.outcome._replace(bounds=bounds, absent=absent, present=present, threshold=0.0)
-    return dataclasses.replace(found, outcome=outcome, lower=0.0, of_any=0.0, noise=math.inf)
+    outcome = audit_result.outcome._replace(bounds=bounds, absent=absent, present=present, threshold=0.0)
+    return dataclasses.replace(audit_result, outcome=outcome, lower=0.0, of_any=0.0, noise=math.inf)
 
 
-def claimed(found):
+def claimed(audit_result):
     """A claim next to what is stated, and claims of papers."""
     claims = tuple(
         accounting.Claim(f"{name} Theorem 1", epsilon, 1e-3, accounting.Verdict.WRONG, "a test")
         for name, epsilon in (("dpnfl", 0.02), ("rfedavg", 70.0), ("cpfed", None))
     )
-    promise = dataclasses.replace(found.guarantee, claims=claims)
-    return dataclasses.replace(found, guarantee=promise, claim=0.0, lower=0.5, proved=True)
+    promise = dataclasses.replace(audit_result.guarantee, claims=claims)
+    return dataclasses.replace(audit_result, guarantee=promise, claim=0.0, lower=0.5, proved=True)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "change", [lambda found: found, flawless, blind, claimed], ids=["sound", "flawless", "blind", "claimed"]
+    "change",
+    [lambda result: result, flawless, blind, claimed],
+    ids=["sound", "flawless", "blind", "claimed"],
 )
-def test_every_kind_of_audit_has_a_picture(change, found):
-    fdp.figures.plot_audit(change(found), "a.png")
+def test_every_kind_of_audit_has_a_picture(change, audit_result):
+    fdp.figures.plot_audit(change(audit_result), "a.png")
     assert is_picture("a.png")
     assert not plt.get_fignums()
 
@@ -235,9 +239,9 @@ def test_a_bound_in_l1_is_audited_by_a_canary_of_one_parameter(capsys):
     pathlib.Path("mine.py").write_text(LAPLACE)
     words = ["--algorithm", "mine.py:laplace", "--num-clients", "3", "--cohort-size", "3", "--local-steps", "1"]
     words += ["--noise-multiplier", "1", "--rounds", "1", "--delta", "1e-3", "--trials", "2000"]
-    code, told = asked(capsys, *words)
+    code, answer = run_audit(capsys, *words)
     assert code == 0
-    assert told["others"].endswith(", the canary of one parameter")
+    assert answer["others"].endswith(", the canary of one parameter")
 
 
 @pytest.mark.slow

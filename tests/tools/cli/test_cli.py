@@ -168,9 +168,9 @@ def test_version_help_and_exit_codes_are_told(capsys):
 
 def test_versions_are_those_that_run_whatever_an_older_installation_says(monkeypatch):
     monkeypatch.setattr("importlib.metadata.version", lambda name: f"old {name}")
-    told = environment.versions()
-    assert told["fedjax-dp"] == fedjax_dp.__version__
-    assert told["jax"] == "old jax"
+    versions = environment.versions()
+    assert versions["fedjax-dp"] == fedjax_dp.__version__
+    assert versions["jax"] == "old jax"
 
 
 SCREENS = [
@@ -254,12 +254,12 @@ def test_all_help_shows_every_option_there_is_with_its_default(capsys, monkeypat
     everything = groups.options_of() | OWN
     assert flags_in(out) == {option.flag for option in everything.values()}
     assert len(re.findall(r"default:\s", out)) == len([one for one in everything.values() if not one.about.switch])
-    told = " ".join(out.replace("│", " ").split())
-    assert "dp_fedavg: learning rate of the clip norm [default: 0.2]" in told
-    assert "only their sum is seen [default: by algorithm: cpfed: true; else false]" in told
-    assert "dp_fedavg, dp_ftrl: clipping norm S: L2 bound on a client's update" in told
-    assert "[default: by algorithm: dp_fedavg, dp_ftrl: 0.5;" in told
-    assert "no epsilon (record, scale, none); acs_pldp:" in told
+    output = " ".join(out.replace("│", " ").split())
+    assert "dp_fedavg: learning rate of the clip norm [default: 0.2]" in output
+    assert "only their sum is seen [default: by algorithm: cpfed: true; else false]" in output
+    assert "dp_fedavg, dp_ftrl: clipping norm S: L2 bound on a client's update" in output
+    assert "[default: by algorithm: dp_fedavg, dp_ftrl: 0.5;" in output
+    assert "no epsilon (record, scale, none); acs_pldp:" in output
 
 
 @pytest.mark.parametrize("entry", algorithms.CATALOGUE)
@@ -429,8 +429,10 @@ def same_state(first, second):
 def test_resume_of_another_configuration_is_refused(capsys):
     assert cli.main(["run", *QUICK, "--out", "r"]) == 0
     assert cli.main(["run", "--resume", "r", "--rounds", "9"]) == 2
-    told = capsys.readouterr().err
-    assert "rounds of the resumed run must be 4, as its noise was found for a budget that so many rounds spend" in told
+    output = capsys.readouterr().err
+    assert (
+        "rounds of the resumed run must be 4, as its noise was found for a budget that so many rounds spend" in output
+    )
     assert cli.main(["run", "--resume", "r", "--rounds", "3"]) == 2
     assert "rounds of the resumed run must be 4, as it began with, or more, got 3" in capsys.readouterr().err
     about = json.loads(pathlib.Path("r/run.json").read_text())
@@ -541,14 +543,14 @@ PRIVATE_ENTRIES = [name for name, entry in algorithms.CATALOGUE.items() if entry
 
 def runs(entry, capsys, *words):
     assert cli.main(["run", "--algorithm", entry, *words, "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["algorithm"] == entry
-    assert (told["traffic"]["up"] > 0) == (entry != "local")
-    promise = told["guarantee"]
+    output = json.loads(capsys.readouterr().out)
+    assert output["algorithm"] == entry
+    assert (output["traffic"]["up"] > 0) == (entry != "local")
+    promise = output["guarantee"]
     assert (promise["epsilon"] is not None) == (entry in PRIVATE_ENTRIES)
     if promise["epsilon"] is not None:
-        assert promise["epsilon"] <= (told["config"]["epsilon_high"] or told["config"]["epsilon"]) * (1 + 1e-6)
-    return told
+        assert promise["epsilon"] <= (output["config"]["epsilon_high"] or output["config"]["epsilon"]) * (1 + 1e-6)
+    return output
 
 
 @pytest.mark.slow
@@ -565,22 +567,22 @@ def test_every_entry_runs_on_mnist(entry, capsys, mnist_dir):
 
 @pytest.mark.exhaustive
 def test_a_run_in_bfloat16_learns_under_the_same_guarantee(tmp_path, capsys):
-    told = {}
+    results = {}
     for dtype in ("float32", "bfloat16"):
         assert cli.main(["run", "--dtype", dtype, "--out", str(tmp_path / dtype), "--json"]) == 0
-        told[dtype] = json.loads(capsys.readouterr().out)
-    assert told["bfloat16"]["guarantee"] == told["float32"]["guarantee"]
-    assert 0 < abs(told["bfloat16"]["test_loss"] - told["float32"]["test_loss"]) < 0.05
+        results[dtype] = json.loads(capsys.readouterr().out)
+    assert results["bfloat16"]["guarantee"] == results["float32"]["guarantee"]
+    assert 0 < abs(results["bfloat16"]["test_loss"] - results["float32"]["test_loss"]) < 0.05
 
 
 @pytest.mark.exhaustive
 def test_the_delta_of_mnist_is_said_to_be_the_papers(capsys, mnist_dir):
     words = ["run", "--dataset", "mnist", "--data-dir", str(mnist_dir), "--rounds", "1", "--local-steps", "1"]
-    told = "it is that of the dpnfl paper, the default on mnist"
+    origin = "it is that of the dpnfl paper, the default on mnist"
     assert cli.main([*words, "--quiet"]) == 0
-    assert told in capsys.readouterr().out
+    assert origin in capsys.readouterr().out
     assert cli.main([*words, "--quiet", "--delta", "1e-2"]) == 0
-    assert told not in capsys.readouterr().out
+    assert origin not in capsys.readouterr().out
 
 
 @pytest.mark.slow

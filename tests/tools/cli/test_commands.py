@@ -22,8 +22,8 @@ def script(tmp_path_factory):
 def completed(script, *words):
     """What bash offers for the last of the words."""
     typed = " ".join(f'"{word}"' for word in ("fedjax-dp", *words))
-    asked = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _fedjax_dp; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    done = subprocess.run(["bash"], input=f"{script}\n{asked}", capture_output=True, text=True, check=True)
+    call = f"COMP_WORDS=({typed}); COMP_CWORD={len(words)}; _fedjax_dp; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(["bash"], input=f"{script}\n{call}", capture_output=True, text=True, check=True)
     assert done.stderr == ""
     return {*done.stdout.split()}
 
@@ -59,7 +59,7 @@ def test_a_shell_completes_every_command(script):
 def test_other_words_are_refused_in_one_line(words, line, capsys, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cli.main(words) == 2
-    said = capsys.readouterr()
-    assert (said.out, said.err.count("\n")) == ("", 1)
-    assert line in said.err
+    output = capsys.readouterr()
+    assert (output.out, output.err.count("\n")) == ("", 1)
+    assert line in output.err
     assert not list(tmp_path.iterdir())

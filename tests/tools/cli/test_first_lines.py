@@ -18,11 +18,12 @@ def first_lines(capsys, *words):
 
 @pytest.mark.slow
 def test_defaults_of_a_paper_and_clients_that_no_sampling_hides_are_named(capsys):
-    said = first_lines(capsys, "--algorithm", "dpnfl", "--batch-size", "150", "--noise-multiplier", "2", "--out", "a")
-    assert "dpnfl uses --schedule inverse_sqrt, --l2 0.001 by default" in said
-    assert "10 of 10 clients with at most 150 records use all of them in every step" in said
+    words = ("--algorithm", "dpnfl", "--batch-size", "150", "--noise-multiplier", "2", "--out", "a")
+    lines = first_lines(capsys, *words)
+    assert "dpnfl uses --schedule inverse_sqrt, --l2 0.001 by default" in lines
+    assert "10 of 10 clients with at most 150 records use all of them in every step" in lines
     for remedy in ("--batches epochs", "--batch-size", "--epsilon", "--min-records 151"):
-        assert remedy in said
+        assert remedy in lines
 
 
 def test_a_remedy_for_small_clients_is_none_that_the_run_has_already():
@@ -46,9 +47,9 @@ def test_a_remedy_for_small_clients_is_none_that_the_run_has_already():
 
 @pytest.mark.slow
 def test_plain_steps_of_large_clients_need_no_word(capsys):
-    said = first_lines(capsys, "--algorithm", "dp_fedavg_record", "--out", "a")
-    assert "brings" not in said
-    assert "records are in every step" not in said
+    lines = first_lines(capsys, "--algorithm", "dp_fedavg_record", "--out", "a")
+    assert "brings" not in lines
+    assert "records are in every step" not in lines
     without = first_lines(capsys, "--algorithm", "fedavg", "--batch-size", "150", "--out", "b")
     assert "10 clients with fewer than 150 records use all in every batch" in without
 

@@ -19,7 +19,7 @@ CELLS = {
 }
 
 
-def drawn(width, terminal=True, **options):
+def render(width, terminal=True, **options):
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=terminal, color_system=None)
     output.columns(console, CELLS, **options)
@@ -27,14 +27,14 @@ def drawn(width, terminal=True, **options):
 
 
 def test_a_table_that_fits_is_whole():
-    out = drawn(80)
+    out = render(80)
     assert all(text in out for name, cells in CELLS.items() for text in (name, *cells))
     assert "left out" not in out
 
 
 @pytest.mark.parametrize("width", range(20, 80))
 def test_columns_go_last_first_by_name_and_no_cell_is_cut(width):
-    out = drawn(width)
+    out = render(width)
     assert "…" not in out
     assert "clip_norm" in out
     left = [name for name, cells in CELLS.items() if not all(cell in out for cell in cells)]
@@ -44,7 +44,7 @@ def test_columns_go_last_first_by_name_and_no_cell_is_cut(width):
 
 
 def test_axes_are_always_there():
-    out = drawn(20, first=3)
+    out = render(20, first=3)
     assert "0.7000 to 0.7800" in out
     assert "left out" in out
 
