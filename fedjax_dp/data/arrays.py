@@ -9,7 +9,7 @@ import numpy as np
 from fedjax_dp import errors, hooks
 from fedjax_dp.data.files import check_keys, read_npz
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import RecordTable, make_dataset
+from fedjax_dp.data.records import RecordTable, make_dataset, number_labels
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import OWN, Vocabulary, as_arrays, check_vocabulary, native
 
@@ -55,7 +55,7 @@ def dataset(
     standardise      likewise: public (mean, deviation) by column, a public DataFrame to compute them from, or
                      "records": of the training records, which no epsilon covers, as the Guarantee then says.
     The last five may also be texts, as `load` takes them: fill="dose=0".
-    Bytes are scaled to [0, 1]. Labels of a DataFrame may be anything; sorted, they are the classes.
+    Bytes are scaled to [0, 1]. Labels in words, and any of a DataFrame, are classes in sorted order.
     Raises: ConfigurationError, in one line, for anything that is no data set.
     """
     of_tables = {"label": label, "client": client, "drop": drop, "categories": categories, "fill": fill}
@@ -135,14 +135,22 @@ def _of_arrays(
     task: str = "classes",
     vocabulary: Vocabulary | None = None,
 ) -> Dataset:
-    notes = list[str]()
+    notes, called = list[str](), None
     if task in ("classes", "binary"):
-        arrays, classes, notes = _normalise_labels(arrays, classes)
+        both = arrays["y_train"], arrays["y_test"]
+        if all(getattr(y, "ndim", 0) == 1 and all(isinstance(word, str) for word in y) for y in both):
+            y, called, notes = number_labels(np.concatenate([y.astype(str) for y in both]))
+            if classes not in (None, len(called)):
+                raise errors.refuse("classes", classes, f"{len(called)}, the different labels", "leave it out")
+            classes = 1 if task == "binary" and len(called) == 2 else len(called)
+            arrays = arrays | dict(zip(("y_train", "y_test"), np.split(y, [len(both[0])])))
+        else:
+            arrays, classes, notes = _normalise_labels(arrays, classes)
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
     train = RecordTable(arrays.get("client_ids"), notes=notes, x=x_train, y=y_train)
     test = RecordTable(arrays.get("test_client_ids"), x=x_test, y=y_test)
     about: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "tokens": vocabulary is not None}
-    return make_dataset(name, file, train, test, classes=classes, **about)
+    return make_dataset(name, file, train, test, classes=classes, class_names=called, **about)
 
 
 def _normalise_labels(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str, Any], int | None, list[str]]:

@@ -1,4 +1,4 @@
-"""What clients are called: by the column, the file or the user that their records came from."""
+"""What clients and classes are called: by the column, the file or the user that their records came from."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ SHOWN = 12  # names in a line
 
 
 class ClientNames:
-    """Names of clients, client 0 first.
+    """Names of clients, client 0 first, or of classes, class 0 first.
 
     All are equal: nothing that is computed depends on them, so that the same data by other names compile nothing again.
     """
@@ -39,7 +39,7 @@ class ClientNames:
 
 
 def as_client_names(names: Any) -> ClientNames | None:
-    """Names of clients, or None where they are the clients' own numbers."""
+    """Names of clients or classes, or None where they are their own numbers."""
     names = np.asarray([str(name) for name in names])
     return None if np.array_equal(names, np.arange(len(names)).astype(str)) else ClientNames(names)
 

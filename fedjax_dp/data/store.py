@@ -20,7 +20,16 @@ from fedjax_dp.data.targets import Vocabulary, as_arrays, as_stored, native, row
 from fedjax_dp.display import Card, count, displayed
 from fedjax_dp.pytrees import checksum, mask_rows, structure, value
 
-KEPT = ("name", "scale", "shift", "classes", "learnt", "notes", "overlap")  # of a data set, whoever holds its records
+KEPT = (
+    "name",
+    "scale",
+    "shift",
+    "classes",
+    "class_names",
+    "learnt",
+    "notes",
+    "overlap",
+)  # of a data set, whoever holds its records
 BLOCK = 256  # records that are looked at together where all of a client's are; bounds memory
 
 
@@ -57,6 +66,7 @@ class Dataset(NamedTuple):
     overlap: str = ""  # how records share parts of a text, so that one of them is less than it hides; "": they do not
     unit_ids: np.ndarray | None = None  # (records,) of which person, or of which text, each training record is
     bounds: tuple[UnitBound, ...] = ()  # what of these is kept: see `of_units`; of tokens, what is so by the cut
+    class_names: ClientNames | None = None  # what classes are called, or labels; None: by their numbers
 
     @property
     def __advice__(self) -> str:
@@ -69,7 +79,7 @@ class Dataset(NamedTuple):
             "training": count(len(self.x_train), "record"),
             "test": count(len(self.x_test), "record"),
             **_record_facts(self.x_train, self.tokens),
-            **_target_facts(self.task, self.y_train, self.classes),
+            **_target_facts(self.task, self.y_train, self.classes, self.class_names),
             "natural owners": owners,
         }
         return Card(f"data set {self.name}", facts | _notes(self.notes))
@@ -116,6 +126,7 @@ class FederatedData:
     overlap: str = structure(default="")  # likewise
     names: ClientNames | None = structure(default=None)  # what clients are called; None: by their numbers
     bounds: tuple[UnitBound, ...] = structure(default=())  # units above the record that are known to be bounded
+    class_names: ClientNames | None = structure(default=None)  # as in `Dataset`
 
     def _card(self) -> Card:
         sizes = np.sort(np.asarray(self.sizes))
@@ -126,7 +137,7 @@ class FederatedData:
             "of a client": each if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {each}, median {middle:,}",
             "test": count(len(self.x_test), "record"),
             **_record_facts(self.x, self.tokens),
-            **_target_facts(self.task, self.y, self.classes),
+            **_target_facts(self.task, self.y, self.classes, self.class_names),
         }
         test_parts = {} if self.test_clients is None else {"test parts": "each client has its own"}
         return Card(f"federated data {self.name}".strip(), facts | test_parts | _notes(self.notes))
@@ -366,10 +377,10 @@ def _record_facts(x: Any, tokens: bool) -> dict[str, str]:
     return {"a record": f"{x.dtype} of shape {tuple(x.shape[1:])}" + (", tokens" if tokens else "")}
 
 
-def _target_facts(task: str, y: Any, outputs: int) -> dict[str, str]:
+def _target_facts(task: str, y: Any, outputs: int, names: ClientNames | None) -> dict[str, str]:
     """What its target is, where it is not a class."""
     if task == "classes":
-        return {"classes": str(outputs)}
+        return {"classes": f"{outputs}{in_brackets(names)}"}
     kinds = ", ".join(f"{a.dtype} of shape {tuple(a.shape[1:])}" for a in jax.tree.leaves(y))
     return {"task": task, "a target": kinds, "outputs": str(outputs)}
 
