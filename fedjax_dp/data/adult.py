@@ -8,6 +8,7 @@ import tomllib
 
 import numpy as np
 
+from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.data.files import damage_error, first_file, missing_file_error, search_folders
 from fedjax_dp.data.store import Dataset
 
@@ -45,7 +46,7 @@ def adult(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
             for x, numbers in ((x_train, numbers_train), (x_test, numbers_test))
         )
     learnt = ("mean and deviation of each numeric column",) if name == "adult_full" else ()
-    return Dataset(name, x_train, y_train, x_test, y_test, classes=2, learnt=learnt)
+    return Dataset(name, x_train, y_train, x_test, y_test, classes=2, learnt=learnt, class_names=ClientNames(LABELS))
 
 
 def _read(path: pathlib.Path) -> tuple[dict[str, np.ndarray], np.ndarray]:

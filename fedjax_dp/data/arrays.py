@@ -55,7 +55,7 @@ def dataset(
     standardise      likewise: public (mean, deviation) by column, a public DataFrame to compute them from, or
                      "records": of the training records, which no epsilon covers, as the Guarantee then says.
     The last five may also be texts, as `load` takes them: fill="dose=0".
-    Bytes are scaled to [0, 1]. Labels are numbers from 0 or words, in a DataFrame anything; sorted, they are classes.
+    Bytes are scaled to [0, 1]. Labels in words, and any of a DataFrame, are classes in sorted order.
     Raises: ConfigurationError, in one line, for anything that is no data set.
     """
     of_tables = {"label": label, "client": client, "drop": drop, "categories": categories, "fill": fill}
@@ -134,29 +134,39 @@ def _of_arrays(
     task: str = "classes",
     vocabulary: Vocabulary | None = None,
 ) -> Dataset:
-    notes = list[str]()
+    notes, called = list[str](), None
     if task in ("classes", "binary"):
-        arrays, classes, notes = _normalise_labels(arrays, classes)
+        both = arrays["y_train"], arrays["y_test"]
+        if all(_is_text(y) and y.ndim == 1 for y in both):
+            arrays, called, notes = _number_words(arrays)
+            if classes not in (None, len(called)):
+                raise errors.refuse("classes", classes, f"{len(called)}, the different labels", "leave it out")
+            classes = 1 if task == "binary" and len(called) == 2 else len(called)
+        else:
+            arrays, classes, notes = _normalise_labels(arrays, classes)
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
     train = RecordTable(arrays.get("client_ids"), notes=notes, x=x_train, y=y_train)
     test = RecordTable(arrays.get("test_client_ids"), x=x_test, y=y_test)
     if vocabulary is not None:
         check_vocabulary("vocabulary", vocabulary)
     about: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "tokens": vocabulary is not None}
-    return make_dataset(name, file, train, test, classes=classes, **about)
+    return make_dataset(name, file, train, test, classes=classes, class_names=called, **about)
+
+
+def _number_words(arrays: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray, list[str]]:
+    """Labels in words as numbers over both parts, the words in sorted order, and a note on the change."""
+    both = {what: arrays[what] for what in ("y_train", "y_test")}
+    for what, words in both.items():
+        if empty := int((words == "").sum()):
+            got = f"{empty} empty of {len(words)}"
+            raise errors.refuse(what, got, "a label of every record", "drop records without a label")
+    numbers, known, notes = number_labels(np.concatenate([words.astype(str) for words in both.values()]))
+    return arrays | dict(zip(both, np.split(numbers, [len(both["y_train"])]))), known, notes
 
 
 def _normalise_labels(arrays: dict[str, Any], classes: int | None) -> tuple[dict[str, Any], int | None, list[str]]:
-    """Words as numbers, labels of shape (n, 1) as (n,), and one-hot rows as class numbers, with notes on it."""
+    """Labels of shape (n, 1) as (n,), and one-hot rows as class numbers, with a note on the change."""
     both = arrays["y_train"], arrays["y_test"]
-    if all(_is_text(y) and y.ndim == 1 for y in both):
-        for what, words in zip(("y_train", "y_test"), both):
-            if empty := int((words == "").sum()):
-                got = f"{empty} empty of {len(words)}"
-                raise errors.refuse(what, got, "a label of every record", "drop records without a label")
-        numbers, known, notes = number_labels(np.concatenate([y.astype(str) for y in both]))
-        labels = dict(zip(("y_train", "y_test"), np.split(numbers, [len(both[0])])))
-        return arrays | labels, known if classes is None else classes, notes
     if not all(hasattr(y, "dtype") and y.ndim == 2 and len(y) for y in both) or both[0].shape[1] != both[1].shape[1]:
         return arrays, classes, []
     width = both[0].shape[1]

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.data.files import check_labels, damage_error, read_labelled, require_file, search_folders
 from fedjax_dp.data.pickles import PickleError, bytes_only
 from fedjax_dp.data.store import Dataset
 
-CLASSES = 10
+NAMES = ClientNames(("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"))
+CLASSES = len(NAMES)
 RECORDS = 10_000  # in each of the six original files
 PIXELS = 3 * 32 * 32  # planes of red, green and blue, each row by row
 PAIRS = {"x_train": "y_train", "x_test": "y_test"}
@@ -37,14 +39,16 @@ def cifar10(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
                 x = np.concatenate([pixels.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1) for pixels, _ in parts])
                 y = np.concatenate([labels for _, labels in parts]).astype(np.int32)
                 cut = 5 * RECORDS
-                return Dataset(name, x[:cut], y[:cut], x[cut:], y[cut:], classes=CLASSES, scale=1 / 255)
+                return Dataset(
+                    name, x[:cut], y[:cut], x[cut:], y[cut:], classes=CLASSES, class_names=NAMES, scale=1 / 255
+                )
     what = " or ".join([*(form.archive for form in FORMS), "cifar10.npz with x_train, y_train, x_test and y_test"])
     source = "from https://www.cs.toronto.edu/~kriz/cifar.html"
     path = require_file(name, folders, ("cifar10.npz", "cifar10_quarter.npz"), what, source)
     arrays: dict[str, Any] = read_labelled(path, PAIRS, CLASSES, (32, 32, 3), np.uint8)
     records = len(arrays["y_train"])
     name = name if records == 5 * RECORDS else f"{name} (first {records})"
-    return Dataset(name, **arrays, classes=CLASSES, scale=1 / 255)
+    return Dataset(name, **arrays, classes=CLASSES, class_names=NAMES, scale=1 / 255)
 
 
 def cifar10_pca60(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
@@ -54,7 +58,7 @@ def cifar10_pca60(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset
     path = require_file(name, folders, ("cifar10_pca60.npz",), what, "pixels / 255, centred and projected")
     arrays: dict[str, Any] = read_labelled(path, PAIRS, CLASSES, (60,), None)
     learnt = ("principal components of all training images",)
-    return Dataset(name, **arrays, classes=CLASSES, learnt=learnt)
+    return Dataset(name, **arrays, classes=CLASSES, class_names=NAMES, learnt=learnt)
 
 
 def _original(folder: pathlib.Path, form: _Form) -> list[tuple[str, bytes]]:

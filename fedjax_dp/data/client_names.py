@@ -1,4 +1,4 @@
-"""Names of clients: those of their column, file or user."""
+"""Names of clients and classes: those of their column, file or user."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ SHOWN = 12  # names in a line
 
 
 class ClientNames:
-    """Names of clients, client 0 first.
+    """Names of clients, client 0 first, or of classes, class 0 first.
 
     All values are equal: no computation depends on names, so other names need no new compilation.
     """
@@ -39,7 +39,7 @@ class ClientNames:
 
 
 def as_client_names(names: Any) -> ClientNames | None:
-    """Names of clients, or None if they are just the clients' numbers."""
+    """Names of clients or classes, or None if they are just their numbers."""
     names = np.asarray([str(name) for name in names])
     return None if np.array_equal(names, np.arange(len(names)).astype(str)) else ClientNames(names)
 

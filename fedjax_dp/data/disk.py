@@ -19,7 +19,7 @@ import numpy as np
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
-from fedjax_dp.data.client_names import ClientNames
+from fedjax_dp.data.client_names import ClientNames, as_client_names
 from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary, vocabulary_of
 from fedjax_dp.pytrees import checksum
@@ -74,6 +74,7 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         manifest = {
             **plain,
             "overlap": data.overlap,
+            "class_names": None if data.class_names is None else data.class_names.listed,
             "bounds": [[bound.unit.value, bound.records, bound.clients] for bound in data.bounds],
             "vocabulary": None if data.vocabulary is None else data.vocabulary._asdict(),
             "record_shape": data.record_shape,
@@ -128,7 +129,9 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     names = ClientNames(clients["names"]) if "names" in clients else None
     smallest = int(sizes.min())
     bounds = tuple(UnitBound(Unit(unit), *most) for unit, *most in manifest.get("bounds", ()))
-    rest = {"overlap": manifest.get("overlap", ""), "bounds": bounds, "names": names}
+    called = manifest.get("class_names")
+    classes = None if called is None else as_client_names(called)
+    rest = {"class_names": classes, "overlap": manifest.get("overlap", ""), "bounds": bounds, "names": names}
     return FederatedData(**arrays, **plain, smallest=smallest, **rest)
 
 

@@ -3,6 +3,7 @@
 import importlib.resources
 import os
 import pathlib
+import string
 import struct
 import tomllib
 import warnings
@@ -11,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.data.files import check_labels, damage_error, first_file, search_folders, unpack
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.devices import cache_folder
@@ -35,6 +37,23 @@ def _emnist(split: str, first_label: int = 0) -> _Idx:
     return _Idx("", {f"emnist-{split}-{part}-ubyte": "" for part in parts}, archive, first_label, transposed=True)
 
 
+CLASS_NAMES = {
+    "fashion_mnist": [
+        "T-shirt",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
+    ],
+    "emnist_letters": string.ascii_uppercase,  # of both cases
+    "emnist_byclass": string.digits + string.ascii_letters.swapcase(),
+    "emnist_balanced": string.digits + string.ascii_uppercase + "abdefghnqrt",  # the others look alike in both cases
+}
 _SINGLE = tomllib.loads(importlib.resources.files("fedjax_dp.data").joinpath("idx.toml").read_text("utf-8"))
 IDX = {name: _Idx(**source) for name, source in _SINGLE.items()} | {
     "emnist_letters": _emnist("letters", first_label=1),
@@ -56,11 +75,12 @@ def images(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
         raise damage_error(paths[2], f"images {x_test.shape[1:]}", f"of {x_train.shape[1:]} like those of training")
     if source.transposed:
         x_train, x_test = x_train.transpose(0, 2, 1).copy(), x_test.transpose(0, 2, 1).copy()
+    names = ClientNames(CLASS_NAMES[name]) if name in CLASS_NAMES else None
     classes = int(y_train.max()) - source.first_label + 1
     for y, path in ((y_train, paths[1]), (y_test, paths[3])):
         check_labels(path, y, classes, source.first_label)
     y_train, y_test = (y.astype(np.int32) - source.first_label for y in (y_train, y_test))
-    return Dataset(name, x_train, y_train, x_test, y_test, classes=classes, scale=1 / 255)
+    return Dataset(name, x_train, y_train, x_test, y_test, classes=classes, class_names=names, scale=1 / 255)
 
 
 def _read(path: pathlib.Path) -> np.ndarray:

@@ -14,6 +14,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.checks import check_data, generator
+from fedjax_dp.data.client_names import as_client_names
 from fedjax_dp.data.files import damage_error
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import shape_of
@@ -180,13 +181,13 @@ def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
     return y.astype(np.int32)
 
 
-def number_labels(words: np.ndarray) -> tuple[np.ndarray, int, list[str]]:
-    """Labels of any kind `(records,)` as numbers from 0 in sorted order, the number of classes, and a note on it."""
+def number_labels(words: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Labels of any kind `(records,)` as numbers from 0 in sorted order, the classes in it, and a note on it."""
     known, y = np.unique(words, return_inverse=True)
     if np.array_equal(known, np.arange(len(known))):
-        return y, len(known), []
+        return y, known, []
     shown = ", ".join([*map(str, known[:5]), *(["..."] if len(known) > 5 else [])])
-    return y, len(known), [f"labels in sorted order are classes 0 to {len(known) - 1}: {shown}"]
+    return y, known, [f"labels in sorted order are classes 0 to {len(known) - 1}: {shown}"]
 
 
 def reshape_records(where: str, x: np.ndarray, record_shape: str | None) -> np.ndarray:
@@ -223,6 +224,8 @@ def make_dataset(
     if task == "regression":
         y_train, y_test = (y[:, None] if y.ndim == 1 else y for y in (y_train, y_test))
     clients, test_clients, outputs = train.clients, test.clients, about.pop("classes", None)
+    if about.get("class_names") is not None:
+        about["class_names"] = as_client_names(about["class_names"])
     checked = {key: about[key] for key in ("task", "vocabulary", "tokens") if key in about}
     outputs = check_data(prefix, x_train, y_train, x_test, y_test, outputs, clients, test_clients, **checked)
     if test_clients is not None:

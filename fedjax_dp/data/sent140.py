@@ -34,7 +34,7 @@ def sent140(name: str, data_dir: str | os.PathLike[str] | None) -> Dataset:
     x = cut_words(texts, of_words(most_frequent((texts[row] for row in train), VOCABULARY - 2)), LENGTH)
     learnt = ("a vocabulary of the most frequent words of all training messages",)
     parts = RecordTable(users, x=x, y=labels).split(rows)
-    return make_dataset(name, "", *parts, classes=2, tokens=True, learnt=learnt)
+    return make_dataset(name, "", *parts, classes=2, class_names=("negative", "positive"), tokens=True, learnt=learnt)
 
 
 def _read(path: pathlib.Path) -> tuple[np.ndarray, np.ndarray, list[list[str]]]:

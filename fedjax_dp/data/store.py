@@ -25,6 +25,7 @@ KEPT = (
     "scale",
     "shift",
     "classes",
+    "class_names",
     "learnt",
     "notes",
     "overlap",
@@ -65,6 +66,7 @@ class Dataset(NamedTuple):
     overlap: str = ""  # how records share parts of a text, so that hiding one does not hide its text; "" if they do not
     unit_ids: np.ndarray | None = None  # (records,) the person or text of each training record
     bounds: tuple[UnitBound, ...] = ()  # on these units, see `of_units`; on tokens, by the cut
+    class_names: ClientNames | None = None  # of classes, or of labels; None: their numbers
 
     @property
     def __advice__(self) -> str:
@@ -77,7 +79,7 @@ class Dataset(NamedTuple):
             "training": count(len(self.x_train), "record"),
             "test": count(len(self.x_test), "record"),
             **_record_facts(self.x_train, self.tokens),
-            **_target_facts(self.task, self.y_train, self.classes),
+            **_target_facts(self.task, self.y_train, self.classes, self.class_names),
             "natural owners": owners,
         }
         return Card(f"data set {self.name}", facts | _notes(self.notes))
@@ -124,6 +126,7 @@ class FederatedData:
     overlap: str = structure(default="")  # likewise
     names: ClientNames | None = structure(default=None)  # what clients are called; None: by their numbers
     bounds: tuple[UnitBound, ...] = structure(default=())  # units above the record that are known to be bounded
+    class_names: ClientNames | None = structure(default=None)  # as in `Dataset`
 
     def _card(self) -> Card:
         sizes = np.sort(np.asarray(self.sizes))
@@ -134,7 +137,7 @@ class FederatedData:
             "of a client": each if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {each}, median {middle}",
             "test": count(len(self.x_test), "record"),
             **_record_facts(self.x, self.tokens),
-            **_target_facts(self.task, self.y, self.classes),
+            **_target_facts(self.task, self.y, self.classes, self.class_names),
         }
         test_parts = {} if self.test_clients is None else {"test parts": "each client has its own"}
         return Card(f"federated data {self.name}".strip(), facts | test_parts | _notes(self.notes))
@@ -380,10 +383,10 @@ def _record_facts(x: Any, tokens: bool) -> dict[str, str]:
     return {"a record": f"{x.dtype} of shape {tuple(x.shape[1:])}" + (", tokens" if tokens else "")}
 
 
-def _target_facts(task: str, y: Any, outputs: int) -> dict[str, str]:
+def _target_facts(task: str, y: Any, outputs: int, names: ClientNames | None) -> dict[str, str]:
     """The task and vocabulary of targets that are not classes."""
     if task == "classes":
-        return {"classes": str(outputs)}
+        return {"classes": f"{outputs}{in_brackets(names)}"}
     kinds = ", ".join(f"{a.dtype} of shape {tuple(a.shape[1:])}" for a in jax.tree.leaves(y))
     return {"task": task, "a target": kinds, "outputs": str(outputs)}
 

@@ -41,7 +41,7 @@ class Partition(NamedTuple):
     options: tuple[str, ...]
     by_label: bool = False  # it needs labels, which some tasks do not have
     natural: bool = False  # its clients are the data set's own
-    brings: Mapping[str, Any] = {}  # defaults that override those of the data set
+    brings: Mapping[str, Any] = {}  # defaults, if the data set brings another partition
 
 
 SIZES: dict[str, Sizes] = {

@@ -29,7 +29,7 @@ _LABELS = _COMMON | {"num_clients": 100, "partition": "labels", "labels_per_clie
 _SKEWED = _LABELS | {"partition": "dirichlet", "labels_per_client": 2}
 _SMALL = _COMMON | {"num_clients": 10, "partition": "iid", "labels_per_client": 7, "min_records": 50}
 _TWO_CLASSES = _SMALL | {"labels_per_client": 1}
-_NATURAL = _SMALL | {"partition": "natural"}
+_NATURAL = _SMALL | {"partition": "natural", "min_records": 1}
 # Presets of data sets, else _SMALL. MNIST and its kin follow dpnfl, Adult cpfed.
 POPULATIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("mnist", "fashion_mnist", "emnist_letters", "emnist_digits"), _LABELS),
@@ -37,8 +37,8 @@ POPULATIONS: dict[str, dict[str, Any]] = {
     "svhn": _SKEWED | {"num_clients": 20, "min_records": 20},  # the subset is small
     **dict.fromkeys(("adult", "adult_full"), _TWO_CLASSES | {"num_clients": 16}),
     "femnist_digits": _NATURAL | {"num_clients": 12},
-    "sent140": _NATURAL | {"num_clients": 100},
-    "school": _NATURAL | {"num_clients": 139, "min_records": 1},
+    "sent140": _NATURAL | {"num_clients": 100, "min_records": 3},  # nearly all of its users have one message
+    "school": _NATURAL | {"num_clients": 139},
     "synthetic": _NATURAL | {"num_clients": 100},
     **dict.fromkeys(("store", "leaf", "tff"), _NATURAL),
 }
@@ -79,7 +79,8 @@ _TRAINING: dict[str, dict[str, Any]] = {
     "cifar10": _LARGE | {"model": "group_norm_cnn"},
     "tfds": _BRIEF | {"learning_rate": 0.1},
     "svhn": _BRIEF | {"model": "group_norm_cnn"},
-    "sent140": _LARGE | {"model": "lstm"},
+    # A batch is less than what a user has, without which sampling records amplifies nothing.
+    "sent140": _LARGE | {"model": "lstm", "rounds": 20, "local_steps": 5, "batch_size": 1},
     **dict.fromkeys((*FILES, "store"), _OWN),
     "synthetic": _LARGE | {"batch_size": 10, "learning_rate": 0.1, "delta": 1e-3},
 }
@@ -141,7 +142,7 @@ def _fill_partition(config: P, preset: Mapping[str, Any]) -> P:
             remedy += ", or give another partition" * (way.natural and config.partition is None)
             raise errors.refuse(name, getattr(config, name), f"left out for {reason}", remedy)
     filled: dict[str, Any] = {"partition": partition} | {name: preset[name] for name in taken if name in preset}
-    filled |= way.brings
+    filled |= {} if partition == preset["partition"] else way.brings
     if "holdout" in preset and not way.natural:  # whose test records, where they have owners, are theirs
         filled["holdout"] = preset["holdout"]
     if config.shard_size is not None:

@@ -1,4 +1,6 @@
-"""Clients keep their names: from files, columns and users to pictures, Guarantees, audits and stores."""
+"""Clients and classes keep their names: from files, columns and users to pictures, Guarantees, audits and stores."""
+
+import itertools
 
 import jax
 import matplotlib.pyplot as plt
@@ -111,3 +113,39 @@ def test_pictures_show_names(names, tmp_path):
     assert all(len(word) <= 26 for word in shown)
     assert names != NAMES or shown == list(NAMES)
     assert plt.imread(tmp_path / "p.png").std() > 0.02
+
+
+WORDS = np.array(["cat", "dog", "cow, of a name that is too long for an axis"])
+
+
+def animals(**options):
+    x, y = np.ones((9, 2), np.float32), WORDS[np.arange(9) % 3]
+    return fdp.dataset(x, y, x, y, **options)
+
+
+def test_classes_keep_their_names_through_partitions_and_stores(tmp_path):
+    data = fdp.federate(animals(), [np.arange(4), np.arange(4, 9)])
+    fdp.data.save_store(data, tmp_path / "store")
+    for kept in (data, fdp.data.open_store(tmp_path / "store")):
+        assert kept.class_names.listed == tuple(sorted(WORDS))
+        np.testing.assert_array_equal(np.sort(WORDS)[np.asarray(kept.y)], WORDS[np.arange(9) % 3])
+
+
+def test_cards_name_classes():
+    assert "3 (cat, cow, of a name" in str(animals())
+
+
+def test_more_classes_than_words_are_refused():
+    assert "leave it out" in refusal(animals, classes=4)
+
+
+@pytest.mark.parametrize(("clients", "classes"), [(3, 3), (40, 3), (3, 47), (40, 200)])
+def test_pictures_show_names_of_classes_that_do_not_overlap(clients, classes, tmp_path):
+    labels = [*WORDS, *(f"class {number}" for number in range(3, classes))]
+    counts = np.ones((clients, classes), int)
+    figure = figures.plot_clients(counts, "title", tmp_path / "p.png", labels=labels)
+    shown = figure.axes[1].get_yticklabels()
+    assert shown[0].get_text() == "cat"
+    assert all(len(label.get_text()) <= 24 for label in shown)
+    boxes = [label.get_window_extent() for label in shown]
+    assert all(low.y1 <= high.y0 + 1 for low, high in itertools.pairwise(boxes))

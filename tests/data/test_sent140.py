@@ -8,7 +8,7 @@ from fedjax_dp import data
 from fedjax_dp.data.sequences import cut_words, most_frequent, of_words, words_of
 from fedjax_dp.experiments.groups import PopulationConfig
 from fedjax_dp.experiments.population import build_data
-from fedjax_dp.experiments.presets import population_of, resolve_population
+from fedjax_dp.experiments.presets import population_of, preset_of, resolve_population
 
 
 def write_messages(folder, rows, header="user,positive,text"):
@@ -57,6 +57,17 @@ def test_users_are_the_clients_unless_a_partition_is_named(folder):
         named = PopulationConfig(dataset="sent140", data_dir=str(folder), partition=partition, num_clients=count)
         clients[partition] = build_data(resolve_population(named, population_of("sent140"))).num_clients
     assert clients == {None: 3, "iid": 2}
+
+
+def test_a_default_run_trains_users_with_more_messages_than_a_batch(folder):
+    write_messages(folder, [f'{user},0,"message {at}"' for user in range(5) for at in range(user + 1)])
+    clients = {}
+    for least in (None, 1):
+        named = PopulationConfig(dataset="sent140", data_dir=str(folder), min_records=least)
+        clients[least] = build_data(resolve_population(named, population_of("sent140")))
+    assert clients[1].num_clients == 5
+    assert clients[None].sizes.tolist() == [size for size in clients[1].sizes if size >= 3]
+    assert clients[None].smallest > preset_of("sent140")["batch_size"]
 
 
 def test_long_messages_are_cut_and_empty_ones_are_unknown():

@@ -82,8 +82,10 @@ def data_command(arguments: list[str]) -> int:
     if options.plot and counts is not None:
         from fedjax_dp.tools.figures.runs import plot_clients  # slow to import, and only needed here
 
-        clients = None if data.names is None else data.names.listed
-        plot_clients(counts, f"{summary.name}, {_partition_text(options)}", options.plot, names=clients, **look)
+        clients, labels = (None if one is None else one.listed for one in (data.names, data.class_names))
+        plot_clients(
+            counts, f"{summary.name}, {_partition_text(options)}", options.plot, names=clients, labels=labels, **look
+        )
         Screen().say(f"picture in {options.plot}")
     if options.json:
         used = {name: value for name, value in dataclasses.asdict(options).items() if name not in HIDDEN}

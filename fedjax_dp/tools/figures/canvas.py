@@ -139,9 +139,9 @@ def page(
         save(drawing.figure, path, dpi)
 
 
-def is_narrow(figure: Any) -> bool:
-    """Whether a figure, or a part of one, stacks its panels."""
-    return bool(figure.bbox.width / figure.figure.dpi < NARROW * styles.scale())
+def is_narrow(figure: Any, inches: float = NARROW) -> bool:
+    """Whether a figure, or a part of one, is narrower at the usual font size: by default, than to stack no panels."""
+    return width_of(figure) < inches * styles.scale()
 
 
 def _require_room(figure: Any, column: float) -> None:
@@ -257,5 +257,5 @@ def wrap(text: str, inches: float, font: str) -> str:
 
 
 def width_of(panel: Any) -> float:
-    """The width of a panel in inches, as estimated before the layout."""
+    """The width in inches of a panel, as estimated before the layout, or of a figure or a part of one."""
     return float(panel.get_window_extent().width / panel.figure.figure.dpi)

@@ -82,7 +82,6 @@ def _clients(panel: Any, found: Comparison, budget: float | None, colors: dict[s
     rivals = " and ".join(row.algorithm for row in found.rivals(budget))
     at_budget = "" if budget is None else f" at epsilon {budget:g}"
     panel.set_title(f"a point for each client and seed{at_budget}")
-    inches = panel.figure.bbox.width / panel.figure.figure.dpi
-    room = (inches if canvas.is_narrow(panel.figure) else inches / 2) - 1.2 * styles.scale()
+    room = canvas.width_of(panel.figure) / (1 if canvas.is_narrow(panel.figure) else 2) - 1.2 * styles.scale()
     minus = canvas.wrap(f"difference to the better of {rivals}", room, "medium")
     panel.set_xlabel(f"{found.measure.label.removeprefix('test ')}\n{minus}")

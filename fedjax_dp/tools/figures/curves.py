@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from fedjax_dp.sweeps.settings import Interval, Setting, group_by_value, metric_value, pick, rank_settings, varying_axes
 from fedjax_dp.tasks.measures import Measure
 from fedjax_dp.tools.figures import elements, scales, styles
-from fedjax_dp.tools.figures.canvas import letters
+from fedjax_dp.tools.figures.canvas import letters, width_of
 from fedjax_dp.tools.figures.points import CROSS, RING, best_over, finish, legend_head, ring, title
 from fedjax_dp.tools.figures.scales import AxisScale, Line
 from fedjax_dp.tools.figures.tables import sweeps as tables
@@ -178,6 +178,6 @@ def _metric_axis(panel: Any, uprights: dict[str, AxisScale], metric: Measure, no
     lost = [(below, FAILED_AT)] * bool(below)
     _ticks(panel, place, [*((f"{number:g}", float(norm(number))) for number in numbers), *lost])
     names = [*(scales.words([name]) for name in uprights), metric.label]
-    most = max(letters(panel.figure.bbox.width / panel.figure.figure.dpi / (place + 1.6), "medium"), 5)
+    most = max(letters(width_of(panel.figure) / (place + 1.6), "medium"), 5)
     lines = [textwrap.fill(name, min(most, 16), break_long_words=False) for name in names]
     panel.set_xticks(range(place + 1), labels=lines)

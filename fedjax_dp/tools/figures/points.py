@@ -12,11 +12,11 @@ from matplotlib.cm import ScalarMappable
 from fedjax_dp.sweeps.settings import Setting, judge_of, pick, value_key
 from fedjax_dp.tasks.measures import Measure
 from fedjax_dp.tools.figures import elements, scales, styles
-from fedjax_dp.tools.figures.canvas import letters, wrap
+from fedjax_dp.tools.figures.canvas import is_narrow, letters, width_of, wrap
 from fedjax_dp.tools.figures.scales import Line
 
 Placed = tuple[float, Setting | None]  # position, and the setting, which may be stopped; None if all failed
-NARROW = 5.0  # inches of a picture at the usual font size
+NARROW = 5.0  # inches of a picture that has no room for a legend beside it
 CROSS, RING = "failed", "stopped"  # gids of crosses and rings, which the legend looks for
 
 
@@ -128,8 +128,7 @@ def finish(panel: Any, metric: Measure, head: str | None) -> None:
         names.append("stopped")
     if not names:
         return
-    narrow = panel.figure.bbox.width / panel.figure.figure.dpi < NARROW * styles.scale()  # for a legend beside it
-    if narrow and getattr(panel.figure.figure, "own", False):
+    if is_narrow(panel.figure, NARROW) and getattr(panel.figure.figure, "own", False):
         elements.legend_above(panel, handles, names, head, letters(_room(panel), "small"))
     else:
         elements.legend_beside(panel, handles=handles, labels=names, title=head)
@@ -137,4 +136,4 @@ def finish(panel: Any, metric: Measure, head: str | None) -> None:
 
 def _room(panel: Any) -> float:
     """Inches for texts above and below the panel."""
-    return float(panel.figure.bbox.width / panel.figure.figure.dpi - 0.75 * styles.scale())
+    return width_of(panel.figure) - 0.75 * styles.scale()

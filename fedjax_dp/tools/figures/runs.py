@@ -157,12 +157,14 @@ def plot_clients(
     title: str,
     path: str | os.PathLike[str] | None = None,
     names: Sequence[str] | None = None,
+    labels: Sequence[str] | None = None,
     **look: Unpack[canvas.Look],
 ) -> Figure:
     """Draw two panels: the records of each client, and of each client and class `(clients, classes)`.
 
     Up to 30 clients are bubbles with areas proportional to records, with their `names` below. More clients are sorted
     by their most frequent label and drawn as columns of a heat map of label shares; over 250 clients share columns.
+    Classes are called by their `labels`, of which as many stand on the axis as have room.
     """
     clients, classes = counts.shape
     few = clients <= 30
@@ -174,7 +176,13 @@ def plot_clients(
         else:
             _shares(above, below, counts)
         below.set(ylabel="label", ylim=(-0.6, classes - 0.4))
-        below.yaxis.set_major_locator(MaxNLocator(nbins=32, integer=True, min_n_ticks=1))
+        room = max(1, min(32, below.yaxis.get_tick_space() * 3 // 2))
+        if labels is None:
+            below.yaxis.set_major_locator(MaxNLocator(nbins=room, integer=True, min_n_ticks=1))
+        else:
+            shown = range(0, classes, -(-classes // room))
+            most = min(LONGEST, max(canvas.letters(canvas.width_of(below) / 4, "medium"), 5))
+            below.set_yticks(shown, [_short(labels[label], most) for label in shown])
         above.set(ylabel="records", ylim=(0, None), xlim=below.get_xlim())
         above.tick_params(labelbottom=False)
         above.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -191,9 +199,9 @@ def plot_clients(
     return page.figure
 
 
-def _short(name: str) -> str:
-    """The name of a client, short enough for an axis."""
-    short = name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"
+def _short(name: str, most: int = LONGEST) -> str:
+    """The name of a client or class, short enough for an axis."""
+    short = name if len(name) <= most else f"{name[: most - 1]}…"
     return short.replace("$", r"\$")  # `$` would begin an equation
 
 

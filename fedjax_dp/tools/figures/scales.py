@@ -12,6 +12,7 @@ from matplotlib.ticker import NullLocator
 from fedjax_dp.sweeps.settings import Setting, group_by_value, value_key
 from fedjax_dp.tasks.measures import Measure
 from fedjax_dp.tools.figures import styles
+from fedjax_dp.tools.figures.canvas import width_of
 from fedjax_dp.tools.figures.styles import ORDER, PALETTE
 
 AXES = {
@@ -99,8 +100,8 @@ class AxisScale(NamedTuple):
 def set_ticks(axis: Any, places: Sequence[float], values: Sequence[Any]) -> None:
     """Set ticks with values in words, rotated if they do not fit side by side."""
     labels = list(map(in_words, values))
-    inches = axis.axes.figure.bbox.width / axis.axes.figure.figure.dpi
-    leaning = axis.axis_name == "x" and sum(map(len, labels)) + len(labels) > 7.5 * inches / styles.scale()
+    room = 7.5 * width_of(axis.axes.figure) / styles.scale()
+    leaning = axis.axis_name == "x" and sum(map(len, labels)) + len(labels) > room
     axis.set_ticks(places, labels=labels, **({"rotation": 30, "ha": "right"} if leaning else {}))
 
 

@@ -156,7 +156,7 @@ def from_tables(
         complete = [_fill_missing(part, [*aside, *features], [], columns) for part in everything]
         sentences = _texts(where, complete, features, task)
         notes = [f"features: the words of column {printable(features[0])}"]
-    clients, classes = None, None
+    clients, classes, called = None, None, labels if task == "multi_label" and len(labels) > 1 else None
     if client is not None:
         clients = np.concatenate([_names(part, client)[0] for part in complete])
     elif tables[0].owner is not None:
@@ -165,7 +165,8 @@ def from_tables(
         y = as_task(file, np.concatenate([_numbers(part, labels, np.float32) for part in complete]), task)
     else:
         words, floats = zip(*(_names(part, labels[0]) for part in complete))
-        y, classes, more = number_labels(np.concatenate(words))
+        y, called, more = number_labels(np.concatenate(words))
+        classes = len(called)
         notes += more + ["labels written as 1.0 are whole numbers"] * any(floats)
         if _all_differ(words):
             remedy = "name the column of labels" if file else "label= names the column of labels"
@@ -196,7 +197,7 @@ def from_tables(
         notes += more
     notes += _warn_of_sizes(x, [one.removesuffix("=") for one in names], bool(file))
     parts = RecordTable(clients, users, notes, x=x, y=y).split((train, tests))
-    return make_dataset(name, file, *parts, classes=classes, task=task, learnt=learnt, **about)
+    return make_dataset(name, file, *parts, classes=classes, class_names=called, task=task, learnt=learnt, **about)
 
 
 def _remedy(table: ColumnTable, flag: str, argument: str) -> str:

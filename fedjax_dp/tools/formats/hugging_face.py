@@ -236,17 +236,21 @@ def _targets(
                 got = f"{y.dtype} {y.shape}" if y.ndim != 1 or y.dtype.kind not in "iu" else f"{y.min()} to {y.max()}"
                 wanted = f"0 to {len(about.names) - 1} of its {len(about.names)} names"
                 raise damage_error(where, got, wanted, "-1 is a label that is missing: drop the record")
-        return {name: y.astype(np.int32) for name, y in labels.items()}, {"classes": len(about.names)}
+        return {name: y.astype(np.int32) for name, y in labels.items()}, {
+            "classes": len(about.names),
+            "class_names": about.names,
+        }
     if about.names:
         return {name: _mark_classes(where, column, len(about.names)) for name, column in columns.items()}, {
-            "task": "multi_label"
+            "task": "multi_label",
+            "class_names": about.names,
         }
     if all(_is_text(column) for column in columns.values()):
         for column in columns.values():
             _require_whole(where, column)
-        y, classes, notes = number_labels(np.concatenate([column.to_pylist() for column in columns.values()]))
+        y, known, notes = number_labels(np.concatenate([column.to_pylist() for column in columns.values()]))
         ends = np.cumsum([len(column) for column in columns.values()])[:-1]
-        return dict(zip(columns, np.split(y, ends))), {"classes": classes, "notes": notes}
+        return dict(zip(columns, np.split(y, ends))), {"classes": len(known), "class_names": known, "notes": notes}
     numbers = {name: _numbers_of(where, column) for name, column in columns.items()}
     if all(y.ndim == 1 and y.dtype.kind in "iu" for y in numbers.values()):
         most = max(int(y.max()) for y in numbers.values())

@@ -11,10 +11,10 @@ from fedjax_dp.tools.figures import canvas, elements, styles
 from fedjax_dp.tools.papers.row import PaperRow
 
 VERDICTS = {
-    "holds": ("#2f8f5b", "s"),
-    "conditional": ("#1f5fa8", "o"),
-    "heuristic": ("#d39a2d", "D"),
-    "wrong": ("#c23b4b", "X"),
+    "holds": (styles.OBJECTIVE, "s"),
+    "conditional": (styles.TEST, "o"),
+    "heuristic": (styles.PALETTE[4], "D"),
+    "wrong": (styles.RED, "X"),
 }
 SETTINGS = 24  # of claims; more are not all named
 
