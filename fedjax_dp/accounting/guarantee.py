@@ -137,9 +137,9 @@ class Guarantee:
     adjacency: Adjacency | None
     view: View
     accountant: str | None
-    assumptions: tuple[str, ...]
+    assumptions: Sequence[str]
     claims: Sequence[Claim] = ()
-    warnings: tuple[str, ...] = ()
+    warnings: Sequence[str] = ()
     reason: str | None = None  # why epsilon is infinite, where it is
     elsewhere: "tuple[Guarantee, ...]" = ()  # of the same run, against others than its own view's adversary
     caveat: str | None = None  # what has to be read before the number: what epsilon is not of

@@ -134,14 +134,14 @@ def _of_arrays(
     task: str = "classes",
     vocabulary: Vocabulary | None = None,
 ) -> Dataset:
-    notes, called = list[str](), None
+    notes, class_names = list[str](), None
     if task in ("classes", "binary"):
         both = arrays["y_train"], arrays["y_test"]
         if all(_is_text(y) and y.ndim == 1 for y in both):
-            arrays, called, notes = _number_words(arrays)
-            if classes not in (None, len(called)):
-                raise errors.refuse("classes", classes, f"{len(called)}, the different labels", "leave it out")
-            classes = 1 if task == "binary" and len(called) == 2 else len(called)
+            arrays, class_names, notes = _number_words(arrays)
+            if classes not in (None, len(class_names)):
+                raise errors.refuse("classes", classes, f"{len(class_names)}, the different labels", "leave it out")
+            classes = 1 if task == "binary" and len(class_names) == 2 else len(class_names)
         else:
             arrays, classes, notes = _normalise_labels(arrays, classes)
     x_train, y_train, x_test, y_test = (arrays[key] for key in ARRAYS)
@@ -150,7 +150,7 @@ def _of_arrays(
     if vocabulary is not None:
         check_vocabulary("vocabulary", vocabulary)
     about: dict[str, Any] = {"task": task, "vocabulary": vocabulary, "tokens": vocabulary is not None}
-    return make_dataset(name, file, train, test, classes=classes, class_names=called, **about)
+    return make_dataset(name, file, train, test, classes=classes, class_names=class_names, **about)
 
 
 def _number_words(arrays: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray, list[str]]:

@@ -27,7 +27,7 @@ class AdditionalRelease(NamedTuple):
     final   whether it happens once, after the last round, for every client.
     """
 
-    event: Callable[["LocalTraining", float, int, np.ndarray], Event]
+    event: Callable[["LocalTraining", float, int, Callable[[], np.ndarray]], Event]
     sent: bool
     noised: bool = True
     stream: int | None = None

@@ -111,7 +111,8 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
             gradients.require_model(model)
         leaves, structure = jax.tree.flatten(data.blank_targets(1))
         target = tuple(data.y.shape[1:]) if hasattr(data.y, "shape") else ()
-        task, records = task_named(data), (data.record_shape, data.tokens)
+        task: Any = task_named(data)
+        records = (data.record_shape, data.tokens)
         _check_model(model, *records, task, target, data.classes, structure, tuple(leaves))
 
 

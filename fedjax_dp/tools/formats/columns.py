@@ -156,7 +156,8 @@ def from_tables(
         complete = [_fill_missing(part, [*aside, *features], [], columns) for part in everything]
         sentences = _texts(where, complete, features, task)
         notes = [f"features: the words of column {printable(features[0])}"]
-    clients, classes, called = None, None, labels if task == "multi_label" and len(labels) > 1 else None
+    clients, classes = None, None
+    class_names: Sequence[Any] | np.ndarray | None = labels if task == "multi_label" and len(labels) > 1 else None
     if client is not None:
         clients = np.concatenate([_names(part, client)[0] for part in complete])
     elif tables[0].owner is not None:
@@ -165,8 +166,8 @@ def from_tables(
         y = as_task(file, np.concatenate([_numbers(part, labels, np.float32) for part in complete]), task)
     else:
         words, floats = zip(*(_names(part, labels[0]) for part in complete))
-        y, called, more = number_labels(np.concatenate(words))
-        classes = len(called)
+        y, class_names, more = number_labels(np.concatenate(words))
+        classes = len(class_names)
         notes += more + ["labels written as 1.0 are whole numbers"] * any(floats)
         if _all_differ(words):
             remedy = "name the column of labels" if file else "label= names the column of labels"
@@ -189,7 +190,7 @@ def from_tables(
     users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in complete])
     if texts is not None:
         rows = RecordTable(clients, users, notes, text=sentences, y=y).split((train, tests))
-        return text_classes(name, file, *rows, texts, classes, **about)
+        return text_classes(name, file, *rows, texts, classes, class_names=class_names, **about)
     names = [f"{c}={word}" for c in features for word in columns.categories.get(c, [""])]
     learnt: tuple[str, ...] = ()
     if columns.standardise is not None:
@@ -197,7 +198,8 @@ def from_tables(
         notes += more
     notes += _warn_of_sizes(x, [one.removesuffix("=") for one in names], bool(file))
     parts = RecordTable(clients, users, notes, x=x, y=y).split((train, tests))
-    return make_dataset(name, file, *parts, classes=classes, class_names=called, task=task, learnt=learnt, **about)
+    about |= {"task": task, "learnt": learnt}
+    return make_dataset(name, file, *parts, classes=classes, class_names=class_names, **about)
 
 
 def _remedy(table: ColumnTable, flag: str, argument: str) -> str:
