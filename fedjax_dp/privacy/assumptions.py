@@ -23,7 +23,8 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
     if trusted and run.private_tests is None:
         trusted.append("the test set is public")
     of_features = [line for one in run.qualifiers for line in one.assumptions]
-    return [*_of_rounds(run, steps), *of_features, *trusted, FLOAT_NOISE]
+    classes = [] if run.data.class_names is None else ["the classes and what they are called are public"]
+    return [*_of_rounds(run, steps), *classes, *of_features, *trusted, FLOAT_NOISE]
 
 
 def warnings(run: PlannedRun, epsilon: float, delta: float) -> list[str]:

@@ -1,5 +1,7 @@
+
 """Clients and classes keep their names: from files, columns and users to pictures, Guarantees, audits and stores."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -129,6 +131,16 @@ def test_classes_keep_their_names_through_partitions_and_stores(tmp_path):
     for kept in (data, fdp.data.open_store(tmp_path / "store")):
         assert kept.class_names.listed == tuple(sorted(WORDS))
         np.testing.assert_array_equal(np.sort(WORDS)[np.asarray(kept.y)], WORDS[np.arange(9) % 3])
+
+
+def test_a_guarantee_takes_named_classes_for_public():
+    options = {"cohort_size": 2, "batch_size": 2, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0}
+    private = fdp.dpnfl(**options, noise_multiplier=2.0)
+    data = fdp.federate(animals(), [np.arange(4), np.arange(4, 9)])
+    line = "the classes and what they are called are public"
+    assert line in fdp.guarantee(private, data, rounds=1, delta=1e-3).assumptions
+    unnamed = dataclasses.replace(data, class_names=None)
+    assert line not in fdp.guarantee(private, unnamed, rounds=1, delta=1e-3).assumptions
 
 
 def test_cards_name_classes():
