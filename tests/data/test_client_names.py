@@ -1,4 +1,3 @@
-
 """Clients and classes keep their names: from files, columns and users to pictures, Guarantees, audits and stores."""
 
 import dataclasses
