@@ -102,7 +102,8 @@ class Audit:
         else:
             proved = f"{evidence} prove {sure} that the mechanism is not the stated one"
         less = f"; the noise is at most {self.noise:.3g} times what is stated" if self.noise < 1 else ""
-        return f"VIOLATED: {tested}, but {proved}{less}; repeat: {self.repeat}"
+        chance = f"at most 1 in {1 / self.significance:,.0f} true statements is called so by chance: try another seed"
+        return f"VIOLATED: {tested}, but {proved}{less}; {chance}; repeat: {self.repeat}"
 
     def _card(self) -> Card:
         facts = {

@@ -67,6 +67,7 @@ def test_a_violated_claim_ends_in_1_and_the_printed_command_repeats_it(capsys):
     assert code == 1
     assert answer["violated"] is True
     assert answer["verdict"].startswith("VIOLATED: epsilon 0.1 is claimed")
+    assert "at most 1 in 20 true statements is called so by chance: try another seed" in answer["verdict"]
     assert 0.1 < answer["epsilon_lower"] <= answer["guarantee"]["epsilon"]
     assert {"config", "options", "versions", "device", "errors", "attack", "noise_at_most"} <= set(answer)
     assert answer["config"]["seed"] == 3
