@@ -46,7 +46,7 @@ WORDS = {
     "transport": "nobody sees more than it states",
 }
 
-Check = Callable[[Any, Place], None]  # of a part, where it stands
+Check = Callable[[Any, Place], None]  # of a part, in its algorithm
 _IN_LOCAL_STEPS = ("batches", "bound", "privatizer", "correction", "local")
 
 
@@ -61,7 +61,7 @@ class Property(NamedTuple):
 
 
 def _examine_draws(place: Place) -> None:
-    """All parts that draw, whoever wrote them."""
+    """Check all parts that draw, user-defined or not."""
     local = place.algorithm.local
     draws.examine_cohort(place.algorithm.cohort, place)
     draws.examine_batches(local.batches, place)
@@ -69,7 +69,7 @@ def _examine_draws(place: Place) -> None:
 
 
 def _examine_statements(place: Place) -> None:
-    """All that a Guarantee requires, and that nothing passes by what is accounted for, of the project's parts too."""
+    """Check what a Guarantee requires, and that every release is accounted for, of the project's parts too."""
     try:
         facts.require_facts(place.algorithm)
         flow.check(*place[:3])
@@ -79,7 +79,7 @@ def _examine_statements(place: Place) -> None:
     require(True, "parts are what they state", "nothing against it", "so", "the trace of the round is exact")
 
 
-# In their order: what goes wrong in an earlier one would show in a later one, under a name that says less.
+# In this order: a fault found by an earlier check would also fail later ones, under a less specific name.
 PROPERTIES = {
     "sampling": Property(
         _examine_draws,
@@ -112,7 +112,7 @@ PROPERTIES = {
 
 
 def _name_of(thing: Any) -> str:
-    """Of a class, a function or the class of a value; of an array, who set it."""
+    """The name of a class, a function or a value's class; for arrays, whoever set them."""
     if isinstance(thing, dict | tuple | list) or hasattr(thing, "__array__"):
         return "whoever set its numbers"
     return str(getattr(thing, "__name__", type(thing).__name__))
@@ -179,7 +179,7 @@ def require_true(algorithm: Algorithm, data: FederatedData, model: Model, rounds
             "transport",
             type(algorithm.transport).__name__,
             "SecureSum for shares of noise",
-            "what another one lets be seen is not known",
+            "what another transport reveals is not known",
         )
     place = Place(algorithm, data, model, rounds, seed)
     for slot, part in facts.parts_of(algorithm):

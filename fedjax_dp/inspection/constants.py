@@ -17,13 +17,13 @@ from fedjax_dp.parts import facts
 from fedjax_dp.rounds.simulation import run_key
 
 HOLDS_NONE = "it holds none of the clients' records, nor anything made of them, and treats each record alone"
-COLUMNS = 32  # of a record that are compared first
-SHORT = 16  # numbers of a record up to which two are compared by distance, as any few numbers correlate
-ALIKE = 0.98  # correlation from which on two records are the same, scaled, shifted, rounded or blurred
-SAME = 1 - 1e-5  # of what many arrays resemble: means of clients, sorted numbers
+COLUMNS = 32  # columns of a record that are compared first
+SHORT = 16  # shorter records are compared by distance, as any few numbers correlate
+ALIKE = 0.98  # correlation above which two records are the same, scaled, shifted, rounded or blurred
+SAME = 1 - 1e-5  # the same, for what many arrays resemble: means of clients
 STORED = 2**16  # records that are compared
-PRODUCTS = 2**22  # pairs of them and of a constant's rows
-LABELS = 32  # targets in a row that are no chance
+PRODUCTS = 2**22  # pairs of a record and a row of a constant
+LABELS = 32  # consecutive targets that agree by more than chance
 
 
 def words_of(model: Model | None) -> list[str]:
@@ -81,14 +81,14 @@ def _constants_of(program: core.ClosedJaxpr) -> Iterator[np.ndarray]:
     for constant in filter(np.ndim, constants):
         if jnp.iscomplexobj(constant):
             yield from (np.asarray(constant).real, np.asarray(constant).imag)
-        elif jnp.issubdtype(constant.dtype, jnp.floating):  # short ones are none of NumPy's
+        elif jnp.issubdtype(constant.dtype, jnp.floating):  # NumPy lacks the short types
             yield np.asarray(constant, np.promote_types(np.float32, constant.dtype))
         elif np.dtype(constant.dtype).kind in "iub":
             yield np.asarray(constant)
 
 
 class _ClientRecords(NamedTuple):
-    """Records of clients, some columns of theirs first."""
+    """Records of clients, and the columns that are compared first."""
 
     rows: np.ndarray  # (records, ...), as they are stored
     columns: np.ndarray  # of flattened records
@@ -124,7 +124,7 @@ def _client_records(data: FederatedData) -> _ClientRecords:
 
 
 def _resemblance(constant: np.ndarray, held: _ClientRecords, data: FederatedData) -> str:
-    """What of the clients' is in an array, in words; "" for nothing that is seen."""
+    """The client data found in an array, in words; "" for none."""
     size = int(np.prod(data.record_shape))
     for rows in _as_rows(constant, size):
         rows = rows[np.isfinite(rows).all(1) & (np.ptp(rows, axis=1) > 0)]
@@ -135,19 +135,19 @@ def _resemblance(constant: np.ndarray, held: _ClientRecords, data: FederatedData
 
 
 def _as_rows(constant: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """The ways in which an array may be rows of records `(rows, size)`, float32, evenly spaced ones of many."""
+    """All readings of an array as records `(rows, size)`, float32; of many rows, evenly spaced ones."""
     shape = constant.shape
     ways = [constant.reshape(-1, size)] if constant.size % size == 0 else []
     if shape and shape[0] == size and len(shape) > 1:
         ways.append(constant.reshape(size, -1).T)
-    if len(shape) == 2 and size < shape[1] <= size + SHORT:  # with targets beside them
+    if len(shape) == 2 and size < shape[1] <= size + SHORT:  # with targets in other columns
         ways += [constant[:, :size], constant[:, -size:]]
     for rows in ways:
         yield rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), 1024)).astype(int))].astype(np.float32)
 
 
 def _find_by_correlation(rows: np.ndarray, held: _ClientRecords) -> str:
-    """Compare rows by correlation, as they are or less what records have in common, and as sorted numbers."""
+    """Compare rows by correlation: with records, centred and standardised records, and as sorted numbers."""
     most = max(PRODUCTS // len(held.some), 32)
     rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), most)).astype(int))]
     some = _centre(rows[:, held.columns])
@@ -167,8 +167,7 @@ def _find_by_correlation(rows: np.ndarray, held: _ClientRecords) -> str:
 
 
 def _correlation(row: np.ndarray, held: _ClientRecords, at: int) -> float:
-    """How far all numbers of a row are those of a record: as it is, or less the mean of others, or also over their
-    spread."""
+    """The largest correlation of a row with a record: raw, less the mean of records, or standardised."""
     few = held.rows[:: -(-len(held.rows) // 1024)].reshape(-1, row.size).astype(np.float32)
     record, mean, spread = held.flat_record(at), few.mean(0), few.std(0)
     forms = np.stack([record, record - mean, (record - mean) / np.where(spread > 0, spread, np.inf)])
@@ -182,7 +181,7 @@ def _centre(rows: np.ndarray) -> np.ndarray:
 
 
 def _find_by_distance(rows: np.ndarray, held: _ClientRecords) -> str:
-    """Compare rows by distance in units of the columns' spread: as they are, less the mean, or over the spread, too."""
+    """Compare rows by distance in units of the columns' spread; rows may be raw, centred or standardised."""
     rows = rows[[np.unique(row).size >= min(row.size, 3) for row in rows]]
     mean, spread = held.some.mean(0), held.some.std(0) + 1e-6
     tree, within = cKDTree((held.some - mean) / spread), 1e-3 * len(held.some) ** (-1 / max(rows.shape[1], 1))
@@ -194,7 +193,7 @@ def _find_by_distance(rows: np.ndarray, held: _ClientRecords) -> str:
 
 
 def _contains_targets(constant: np.ndarray, targets: list[np.ndarray], classes: int) -> bool:
-    """Whether a constant is a stretch of the targets, as numbers or one column hot."""
+    """Whether a constant holds consecutive targets, as numbers or one-hot."""
     if constant.ndim > 1 and constant.shape[-1] == classes:
         constant = constant.reshape(-1, classes).argmax(1)
     numbers = constant.ravel()

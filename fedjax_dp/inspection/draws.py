@@ -23,22 +23,22 @@ from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
 DISTINCT = 24  # sizes of clients that are tried
-RUN = 10  # rounds in a row that are taken together
+RUN = 10  # consecutive rounds that are compared together
 
 
 def examine_cohort(cohort: Cohort, place: Place) -> None:
-    """Cohorts of the run, and of runs with other seeds."""
+    """Check cohorts of the run, and of runs with other seeds."""
     algorithm, data, rounds, seed, effort = place.algorithm, place.data, place.rounds, place.seed, place.effort
     shares, num_clients = jnp.asarray(data.shares), data.num_clients
-    drawn = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
+    positions = jax.eval_shape(lambda: draw_cohort(cohort, run_key(0), jnp.int32(0), shares)).ids.shape[0]
     stated = cohort.capacity(num_clients)
-    require(drawn == stated, "positions of a cohort", f"{drawn}", f"the {stated} that `capacity` states")
+    require(positions == stated, "positions of a cohort", f"{positions}", f"the {stated} that `capacity` states")
     of_pass = cohort.rounds_per_pass(num_clients)
     independent = cohort.is_random and of_pass > 1
     require_so(not independent, "draws of cohorts that are drawn by passes", "inclusion_probability", "none of a round")
     count = max(min(effort.cohorts, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
     separation, log = cohort.min_separation(num_clients), cohort.log(num_clients)
-    rounds = rounds if log is None else min(rounds, log.num_rounds)  # in others nobody takes part
+    rounds = rounds if log is None else min(rounds, log.num_rounds)  # nobody takes part in later rounds
     for first in range(0, rounds, count):
         some = np.arange(max(first - separation, 0), min(first + count, rounds))
         members = draw_cohorts(cohort, run_key(seed), some, shares)
@@ -59,7 +59,7 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
         known = isinstance(cohort.amplification(num_clients, 0)[0], FullBatch)
         require_so(known, "how cohorts that are not drawn are hidden", "as by a draw", "FullBatch()")
         return
-    some = np.arange(max(min(rounds, count), 64))  # as fewer may agree by chance
+    some = np.arange(max(min(rounds, count), 64))  # fewer may agree by chance
     members, twin = (draw_cohorts(cohort, run_key((seed + more) % 2**32), some, shares) for more in (0, 1))
     twins = not (np.array_equal(members.ids, twin.ids) and np.array_equal(members.selected, twin.selected))
     if 0 < np.mean(counts_by_client(members, num_clients)[0] > 0) < 1:
@@ -67,12 +67,12 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
     sample = scale_names(
         lambda key, now: cohort.sample(CohortKeys(key, key), now, shares), run_key(0), {"now": jnp.int32(0)}
     )
-    if any("now" in made.values | made.scale for made in sample):
+    if any("now" in trace.values | trace.scale for trace in sample):
         _examine_each_round(cohort, shares, rounds)
 
 
 def _examine_participation(name: str, cohort: Cohort, members: Members, num_clients: int) -> None:
-    """What holds in every round of some in a row."""
+    """Check what must hold in each of some consecutive rounds."""
     times, counted = counts_by_client(members, num_clients)
     require_at_most(f"{name}: times that a client trains in a round", times.max(initial=0), cohort.max_participations)
     if cohort.at_most_once:
@@ -87,7 +87,7 @@ def _examine_participation(name: str, cohort: Cohort, members: Members, num_clie
 
 
 def _examine_log(cohort: Cohort, log: ParticipationLog, members: Members, some: np.ndarray) -> None:
-    """Those of some rounds, each as it is written down."""
+    """Check that the cohorts of some rounds are those of the log."""
     require_so(not cohort.is_random, "cohorts of a log", "drawn by a law too", "no law of draws")
     stated = np.zeros((log.num_rounds, log.num_clients), int)
     stated[log.rounds, log.clients] = 1
@@ -96,7 +96,7 @@ def _examine_log(cohort: Cohort, log: ParticipationLog, members: Members, some: 
 
 
 def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: bool) -> None:
-    """Who is drawn, and how often, in some rounds in a row. `amplified`: whether the sampling amplifies privacy."""
+    """Check how often clients are drawn in consecutive rounds. `amplified`: whether sampling amplifies privacy."""
     count, num_clients, public = len(others.ids), shares.shape[0], np.asarray(shares, float)
     times, counted = counts_by_client(others, num_clients)
     if cohort.base is not cohort:
@@ -124,7 +124,7 @@ def _examine_law(cohort: Cohort, others: Members, shares: jax.Array, amplified: 
 
 
 def _examine_passes(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
-    """Two passes of `rounds` rounds of other runs, by the law of the sums of a pass that is stated."""
+    """Check two passes of `rounds` rounds, in runs with other seeds, against the stated law of a pass."""
     num_clients = shares.shape[0]
     hidden, _ = cohort.amplification(num_clients, 0)
     if isinstance(hidden, FullBatch):
@@ -144,7 +144,7 @@ def _examine_passes(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
 
 
 def _examine_each_round(cohort: Cohort, shares: jax.Array, rounds: int) -> None:
-    """The law of every single round of the run, where it may depend on the round."""
+    """Check every round of the run on its own, as the law may depend on the round."""
     num_clients = shares.shape[0]
     chance, draws = cohort.inclusion_probability(np.asarray(shares, float))
     chance = np.clip(np.broadcast_to(np.asarray(chance, float), (num_clients,)), 0, 1)
@@ -169,7 +169,7 @@ def counts_by_client(members: Members, num_clients: int) -> tuple[np.ndarray, np
 
 
 def examine_batches(batches: Batches, place: Place) -> None:
-    """Batches of clients of every size, or of DISTINCT sizes at most."""
+    """Check batches of clients of every size, or of DISTINCT sizes if there are more."""
     local, data = place.algorithm.local, place.data
     steps = batches.count(local.steps, data.largest)
     distinct = np.unique(np.asarray(data.sizes))

@@ -44,15 +44,15 @@ def require_accounted(algorithm: Algorithm, data: FederatedData, model: Model) -
     Raises: ConfigurationError with the place; also for more privatized gradients than are counted.
     """
     if all(facts.of_the_project(part) for _, part in facts.parts_of(algorithm)):
-        return  # tests look at all of the catalogue
+        return  # tests check the whole catalogue
     wanted = "of parts that keep the shapes and types of their Protocols"
     with own_code.refuse_errors("algorithm", "one of which no round can be traced", wanted):
         check(algorithm, data, model)
 
 
 def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
-    """As `require_accounted`, also for algorithms made of the project's parts alone."""
-    marks = Marks(f"released {secrets.token_hex(8)}")  # nobody else can write it
+    """`require_accounted` that also checks algorithms made of the project's parts alone."""
+    marks = Marks(f"released {secrets.token_hex(8)}")  # user code cannot guess it
     marked, data = _mark_releases(as_float32_leaves(algorithm), marks), jax.tree.map(np.asarray, data)
     key, by_record = run_key(0), algorithm.upload.unit is None
     held_out = ("x_test", "y_test") if data.test_clients is not None else ()
@@ -69,8 +69,8 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
         raise errors.refuse(
             "corrections",
             "a gradient of records before the first round",
-            "one that says so by `initial_release`",
-            "it is a release of every client, which is counted then",
+            "one that declares it by `initial_release`",
+            "it is then counted as a release of every client",
         )
 
     def advance(marked: Algorithm) -> Callable[..., Any]:
@@ -82,22 +82,22 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
 
         return one
 
-    # What a client keeps may depend on its records where it never leaves it but in updates that are noised as a whole,
-    # or where it is said to be trained without noise: then it acts on no message.
+    # A client's state may depend on its records if it leaves the client only in updates that are noised as a whole, or
+    # if it is declared to be trained without noise: then it acts on no message.
     others = algorithm.local.additional_releases if by_record else ()
     alone = not by_record or any(not one.noised for one in others)
     _require_clean("in a round", advance(marked), records, (state,), marks, rows=alone)
     if any(one.noised and not (one.sent or one.final) for one in others):
         unsent = _mark_releases(as_float32_leaves(algorithm), marks, only_sent=True)
         _require_clean(
-            "in a round, of what is said to stay with its client,", advance(unsent), records, (state,), marks, True
+            "in a round, from what should stay with its client,", advance(unsent), records, (state,), marks, True
         )
     if by_record:
         _require_counted(algorithm, marked, data, model, records, state, marks)
 
 
 def _mark_releases(algorithm: Algorithm, marks: Marks, only_sent: bool = False) -> Algorithm:
-    """`only_sent`: gradients that are said to act on no update are as plain ones."""
+    """`only_sent`: gradients that are declared to act on no update count as plain ones."""
     by_record, local = algorithm.upload.unit is None, algorithm.local
     mine = only_sent and not local.sends_steps
     if facts.of_the_project(local):
@@ -127,17 +127,17 @@ class ShapedCorrection(Wrapper):
     def gradient(
         self, gradient: jax.Array, params: jax.Array, step: StepContext, client: ClientContext, records: Records
     ) -> jax.Array:
-        made = self.base.gradient(gradient, params, step, client, records)
-        if jnp.shape(made) != gradient.shape:
+        result = self.base.gradient(gradient, params, step, client, records)
+        if jnp.shape(result) != gradient.shape:
             whose, wanted = f"gradient of {type(self.base).__name__}", f"of shape {gradient.shape}, as its argument"
-            raise errors.refuse(whose, f"shape {jnp.shape(made)}", wanted, "return that one with a term added")
-        return made
+            raise errors.refuse(whose, f"shape {jnp.shape(result)}", wanted, "return that one with a term added")
+        return result
 
     def init(self, run: InitContext) -> LocalState:
         return init_correction(self.base, run)
 
-    def finish(self, *given: Any) -> tuple[Any, Any]:
-        return finish_correction(self.base, *given)
+    def finish(self, *arguments: Any) -> tuple[Any, Any]:
+        return finish_correction(self.base, *arguments)
 
 
 @value
@@ -145,8 +145,8 @@ class MarkedPrivatizer:
     """A stand-in whose gradient depends on all arguments; its dependence on rows of records is marked if noised."""
 
     marks: Marks | None = structure()
-    only_sent: bool = structure(default=False)  # personal series are as plain gradients
-    plain: bool = structure(default=False)  # and so is the shared one
+    only_sent: bool = structure(default=False)  # personal series count as plain gradients
+    plain: bool = structure(default=False)  # so does the shared one
 
     def gradient(
         self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
@@ -156,15 +156,15 @@ class MarkedPrivatizer:
         marks = None if (self.only_sent and step.stream) or self.plain else self.marks
         if marks is not None:
             x, y = jax.tree.map(lambda a: checkpoint_name(a, marks.rows(a.ndim - 1)), (x, y))
-        losses, gradients = jax.vmap(  # with whatever the model has closed over
+        losses, gradients = jax.vmap(  # with all that the model closes over
             lambda x, y, key: jax.value_and_grad(model.loss)(params, x, y, key)
         )(x, y, records.keys)
         keys = tuple(jax.random.key_data(a) for a in (key, records.keys) if a is not None)
         every = _total((x, y, losses, gradients, step, records.mask, records.divisor, keys)) + ravel(params)[0]
-        made = every * read * read  # so that every derivative depends on records
+        gradient = every * read * read  # so that every derivative depends on records
         if marks is not None:
-            made = checkpoint_name(made, marks.of_stream(step.stream)) + 0.0 * every
-        return made, StepReport(read, read, read, read)
+            gradient = checkpoint_name(gradient, marks.of_stream(step.stream)) + 0.0 * every
+        return gradient, StepReport(read, read, read, read)
 
     def noise_variance(self, step: StepContext, divisor: Any) -> jax.Array:
         """The stand-in for a variance, which depends on no records."""
@@ -204,9 +204,9 @@ class MarkedUpload(Wrapper):
 def _require_clean(
     when: str, function: Callable[..., Any], records: dict[str, Any], others: tuple[Any, ...], marks: Marks, rows: bool
 ) -> Any:
-    """Shapes of what the function returns (the state, where there are two), none of which may depend on records.
+    """Refuse outputs of the function that depend on records; returns the shapes of all outputs.
 
-    rows  but for what clients keep, which then depends on records from the beginning.
+    rows  client states may depend on records, from the beginning.
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(records, *others)
     stores: list[Taint] = [
@@ -225,7 +225,7 @@ def _require_clean(
                 "use that gradient only, made with what is public or noised, or say why there is no epsilon by "
                 "`no_epsilon_reason`",
             )
-    require_own_operations("algorithm", traced.jaxpr, derivatives=False)  # others could bring records from anywhere
+    require_own_operations("algorithm", traced.jaxpr, derivatives=False)  # others could read records from anywhere
     return shapes
 
 
@@ -250,7 +250,7 @@ class _PrivateGradient(NamedTuple):
     """A private gradient in a program."""
 
     stream: int
-    times: float  # that it is made
+    times: float  # how often it is computed
     looped: bool
     shape: tuple[int, ...]
 
@@ -279,7 +279,7 @@ def _require_counted(
     state: Any,
     marks: Marks,
 ) -> None:
-    """Refuse a client's round that makes more private gradients than are stated, or draws a stream of them twice."""
+    """Refuse a client's round with more private gradients than it states, or with a stream that is drawn twice."""
     local, key = marked.local, run_key(0)
 
     def held_by(records: dict[str, jax.Array], state: Any) -> tuple[FederatedData, Members]:
@@ -309,21 +309,21 @@ def _require_counted(
             "local steps",
             "a privatized gradient after the new model, in `exchange`",
             "privatized gradients in a client's round alone",
-            "ask for it in the round, as one of extra_gradients: elsewhere it is not counted",
+            "compute it in the round, as one of extra_gradients: elsewhere it is not counted",
         )
     gradients = list(_private_gradients(jax.make_jaxpr(client_round)(records, state).jaxpr, marks))
     allowed = stated_gradients(algorithm.local, data.largest)
     for stream in sorted({one.stream for one in gradients}):
         own = [one for one in gradients if one.stream == stream]
-        made, most = sum(one.times for one in own), allowed.get(stream, 0)
-        if made > most:
+        times, most = sum(one.times for one in own), allowed.get(stream, 0)
+        if times > most:
             raise errors.refuse(
                 f"private gradients of a client's round, of stream {stream}",
-                f"{made:g}",
+                f"{times:g}",
                 f"at most the {most} that are stated",
                 "state them as extra_gradients of a correction, or in additional_releases: each is a release",
             )
-        # Of others, keys and batches are examined where they run: those may have several loops, and train a part.
+        # User-defined local steps may have several loops and train a part: checks of runs see their keys and batches.
         alone = sum(not one.looped for one in own) > (local.extra_gradients if stream == 0 else 0)
         twice = facts.of_the_project(local) and (alone or sum(one.looped for one in own) > 1)
         if twice or any(len(one.shape) != 1 for one in own):
@@ -337,7 +337,7 @@ def _require_counted(
 
 
 def stated_gradients(local: Any, records: int) -> dict[int, int]:
-    """The number of private gradients in a client's round by stream of draws, for so many records."""
+    """The number of private gradients in the round of a client with `records` records, by stream of draws."""
     allowed = {0: local.batches.count(local.steps, records) + local.extra_gradients}
     for one in local.additional_releases:
         if one.stream and one.noised and not one.final:

@@ -48,7 +48,7 @@ def _pad_last(members: Members, *rest: Any) -> Members:
 
 
 def _require_same(law: str, one: Any, other: Any, resolution: float = 0.0) -> None:
-    """Equal up to rounding, NaN nowhere."""
+    """Require equality up to rounding, and no NaN."""
     one, other = np.asarray(one, float), np.asarray(other, float)
     with np.errstate(invalid="ignore"):
         apart = float(np.max(np.abs(one - other), initial=0.0))
@@ -57,7 +57,7 @@ def _require_same(law: str, one: Any, other: Any, resolution: float = 0.0) -> No
 
 
 def _sum_resolution(algorithm: Algorithm, data: FederatedData) -> float:
-    """What rounding to a ring may change in a sum."""
+    """How much rounding to a ring may change a sum."""
     return 2 * algorithm.transport.resolution * min(data.num_clients, algorithm.cohort.capacity(data.num_clients))
 
 
@@ -75,7 +75,7 @@ def examine_padding(place: Place) -> None:
     clipped = bound is not None and bound.per_record and not (bound.no_epsilon_reason or bound.assumption)
     if clipped and not privatizer.on_upload and not data.tokens:
         poisons += [np.full_like(data.x[0], np.nan)]
-    # Each with several targets and models: an enormous record of the class that a model is sure of weighs nothing.
+    # Each with several targets and models: a model that is sure of the class has no gradient at an enormous record.
     targets = np.arange(min(TRIALS, len(data.x)))
     x = np.stack([np.concatenate([data.x, p[None]]).astype(data.x.dtype) for p in poisons for _ in targets])
     y = jax.tree.map(lambda a: np.stack([np.concatenate([a, a[i : i + 1]]) for _ in poisons for i in targets]), data.y)

@@ -29,15 +29,15 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.rounds.state import initial_state
 
-NOTED = 2**11  # gradients that are noted at most, at a tenth of a millisecond each
+NOTED = 2**11  # the most gradients that are recorded, at 0.1 ms each
 
 
 def examine_local(local: Any, place: Place) -> None:
     """Check the privatizer's inputs, and that updates of two clients and rounds have different noise."""
     if local.privatizer.on_upload:
-        raise AssertionError("noise on the upload is understood of LocalSgd alone, with any batches and corrections")
+        raise AssertionError("noise on the upload is supported by LocalSgd alone, with any batches and corrections")
     if local.initial_release:
-        raise AssertionError("releases before the first round are understood of LocalSgd alone")
+        raise AssertionError("releases before the first round are supported by LocalSgd alone")
     examine_batches_of_steps(local, place)
     _examine_updates(local, place)
 
@@ -46,12 +46,12 @@ class Gradient(NamedTuple):
     """Record of one gradient computed by the privatizer."""
 
     trial: int
-    word: tuple[int, ...]  # of its key
+    word: tuple[int, ...]  # its key
     step: int
     stream: int
     client: int
     round: int
-    rows: np.ndarray  # of the store, those that are not masked; -1: not a record as it stands there
+    rows: np.ndarray  # of the store, without masked ones; -1: not an unmodified record
 
 
 @value
@@ -118,7 +118,7 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
 
 
 def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, records: int, count: int) -> None:
-    """The gradients of one stream in some trials: no more than are stated, on batches as they are drawn."""
+    """Check the gradients of one stream: no more than are stated, on the drawn batches."""
     batches = local.batches
     taken = [
         sorted(
@@ -146,7 +146,7 @@ def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, recor
 def _initial_context(
     local: Any, algorithm: Algorithm, data: FederatedData, model: Model
 ) -> Callable[..., ClientContext]:
-    """A client when the first round begins, where everybody takes part."""
+    """The context of a client at the start of a first round with all clients."""
     state = jax.jit(lambda key: initial_state(algorithm, model, jax.tree.map(jnp.asarray, data), key))(run_key(0))
     members = AllClients().sample(CohortKeys.of(run_key(0), jnp.int32(0)), jnp.int32(0), jnp.asarray(data.shares))
     kept = state.clients, local.send(LocalState(state.shared, state.clients), members)
@@ -162,7 +162,7 @@ def _initial_context(
 
 
 def _number_records(data: FederatedData, client: int) -> FederatedData:
-    """A store of one client's records, of which all features and targets are its number; of all others, none."""
+    """A store of one client's records only, whose features and targets all equal the record's number."""
     records = int(np.asarray(data.sizes)[client])
 
     def fill_with_numbers(a: Any, kind: Any) -> jax.Array:
@@ -234,7 +234,7 @@ def examine_isolation(part: Any, place: Place) -> None:
 
 
 def _select_clients(data: FederatedData, some: np.ndarray) -> FederatedData:
-    """A store of the records of some clients, after as many as the largest client may hold that are nobody's."""
+    """A store of some clients' records, after as many records without a client as the largest client holds."""
     sizes, offsets = np.asarray(data.sizes), np.asarray(data.offsets)
     rows = [data.row_numbers[offsets[i] : offsets[i] + sizes[i]] for i in some]
     taken = np.concatenate([np.resize(rows[0], data.largest), *rows])
@@ -247,7 +247,7 @@ def _select_clients(data: FederatedData, some: np.ndarray) -> FederatedData:
 
 
 def _change_others(data: FederatedData, client: int) -> FederatedData:
-    """A copy of the store with other records wherever they are not this client's."""
+    """A copy of the store with all records changed but this client's."""
     begin, size = int(data.offsets[client]), int(data.sizes[client])
     owned = {name: np.arange(begin, begin + size) for name in ("x", "y")}
     if data.test_clients is not None:

@@ -20,7 +20,7 @@ def examine_masks(transport: Transport, place: Place) -> None:
     if not transport.secret:
         return
     members, seed = max(min(MEMBERS, place.algorithm.cohort.capacity(place.data.num_clients)), 3), place.seed
-    if getattr(transport, "neighbours", None) is not None:  # the same masks, between all of so few
+    if getattr(transport, "neighbours", None) is not None:  # among so few, masks between all pairs
         transport = replace(transport, neighbours=None)
     ids, selected = jnp.arange(members, dtype=jnp.int32), jnp.ones(members, bool)
     flat = jax.random.normal(jax.random.key(seed), (members, SIZE))
@@ -40,7 +40,7 @@ def examine_masks(transport: Transport, place: Place) -> None:
     }
     for what, rows in views.items():
         ones = np.stack([(rows >> bit & 1).sum(0, dtype=np.int64) for bit in range(bits)])
-        if lanes > 1:  # sums of limbs carry: only the lowest limb's bits are coins of their own
+        if lanes > 1:  # sums of limbs carry: only the lowest limb's bits are independent
             ones = ones[:, :, :1] if what != "a member's message" else ones
         require_usual(f"every bit of {what} is a fair coin", count_deviate(ones, KEYS, 0.5), "0")
     key = keys_of(KEYS, "masks", seed)[0]

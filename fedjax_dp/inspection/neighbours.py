@@ -18,9 +18,9 @@ from fedjax_dp.rounds.simulation import run_key
 
 ROUNDING = 1e-4  # relative: float32 sums over a batch
 SCALES = np.array([1.0, 10.0, 1e3, 1e6, 1e19, 1e30, 0.0, 1e-3, 1e15, np.inf, np.nan])  # of features
-ROWS, DIVISOR = 6, 3  # of a batch of random size; of others, as many rows as the divisor
-BATCHES = 16 * SCALES.size  # that are tried
-SPREADS = [0.0, 0.3, 3.0, 30.0, 1e3]  # standard deviations of what joins the parameters of round 0
+ROWS, DIVISOR = 6, 3  # rows of a batch of random size; other batches have DIVISOR rows
+BATCHES = 16 * SCALES.size
+SPREADS = [0.0, 0.3, 3.0, 30.0, 1e3]  # standard deviations of what is added to the parameters of round 0
 
 
 def worst_records(rng: np.random.Generator, own: np.ndarray, population: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -82,11 +82,11 @@ def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> Nei
     """
     rng, rows = numpy_stream("neighbouring batches"), ROWS if varies else DIVISOR
     kind = np.arange(BATCHES) // SCALES.size
-    drawn, others = rng.integers(0, len(data.x), (2, BATCHES, rows))
-    drawn[kind % 5 == 1] = drawn[kind % 5 == 1, :1]  # of one target
-    others[:, 1:] = drawn[:, 1:]
+    indices, others = rng.integers(0, len(data.x), (2, BATCHES, rows))
+    indices[kind % 5 == 1] = indices[kind % 5 == 1, :1]  # all with one target
+    others[:, 1:] = indices[:, 1:]
     population = np.asarray(data.x)
-    own = np.array(data.features(population[drawn]))
+    own = np.array(data.features(population[indices]))
     one, other = worst_records(rng, own[:, 0], population)
     x = np.where((kind % 8 == 1).reshape(-1, *[1] * (own.ndim - 1)), own, _random_records(rng, own, population))
     if not data.tokens:
@@ -94,7 +94,7 @@ def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> Nei
     x[:, 0] = one
     exchanged = x.copy()
     exchanged[:, 0] = other
-    y, moved = (jax.tree.map(lambda a: np.asarray(a)[at], data.y) for at in (drawn, others))  # noqa: B023
+    y, moved = (jax.tree.map(lambda a: np.asarray(a)[at], data.y) for at in (indices, others))  # noqa: B023
     mask = rng.random((BATCHES, rows)) < (0.6 if varies else 2.0)
     if varies:
         mask[kind % 5 == 2] = False
@@ -113,15 +113,15 @@ def neighbouring_stores(
 
     In each trial one worst-case record replaces them all, in the second store its neighbour.
     """
-    drawn = rng.integers(0, len(data.x), (2, len(theirs)))  # whose targets they have
-    pair = worst_records(rng, np.asarray(data.features(data.x[drawn[0]])), np.asarray(data.x))
+    indices = rng.integers(0, len(data.x), (2, len(theirs)))  # records whose targets they take
+    pair = worst_records(rng, np.asarray(data.features(data.x[indices[0]])), np.asarray(data.x))
 
     def replace_rows(a: Any, instead: np.ndarray) -> np.ndarray:
         return np.where(theirs.reshape(*theirs.shape, *[1] * (np.ndim(a) - 1)), instead[:, None], np.asarray(a)[None])
 
     return [
         (replace_rows(data.x, x), jax.tree.map(lambda a: replace_rows(a, np.asarray(a)[at]), data.y))  # noqa: B023
-        for x, at in zip(pair, drawn)
+        for x, at in zip(pair, indices)
     ]
 
 
@@ -133,7 +133,7 @@ def require_bounded(
     bound, slack  one number, or one for each trial; the slack is relative.
     """
     lost = ~(np.isfinite(one).all(-1) & np.isfinite(other).all(-1))
-    wanted = "finite: a bound maps NaN and infinity to zero, as a run that stops tells of a record"
+    wanted = "finite: a bound maps NaN and infinity to zero, as a run that stops reveals a record"
     require_so(not lost.any(), law, f"numbers that are not finite in {np.mean(lost):.0%} of trials", wanted)
     apart = np.linalg.norm((one - other).astype(float), ord=order, axis=-1) / bound
     require(
@@ -161,11 +161,11 @@ def examine_function(
     rng = numpy_stream("neighbours of a function", seed)
     leaves, structure = jax.tree.flatten(jax.tree.map(np.asarray, records))
     each, count = np.arange(trials), len(leaves[0])
-    at, drawn = rng.integers(0, count, (2, trials))
+    at, source = rng.integers(0, count, (2, trials))
     one, other = ([np.repeat(a[None], trials, 0) for a in leaves] for _ in range(2))
     for a, *stores in zip(leaves, one, other, strict=True):
-        codes = a[drawn], np.roll(a[drawn], 1, 0)  # integers may be codes, so that none is made up
-        for store, exchanged in zip(stores, worst_records(rng, a[drawn], a) if a.dtype.kind == "f" else codes):
+        codes = a[source], np.roll(a[source], 1, 0)  # integers may be codes: none is invented
+        for store, exchanged in zip(stores, worst_records(rng, a[source], a) if a.dtype.kind == "f" else codes):
             store[each, at] = exchanged
     if adjacency is Adjacency.ADD_REMOVE:
         kept = np.array([np.delete(np.arange(count), i) for i in at])
@@ -176,5 +176,5 @@ def examine_function(
 
 
 def flatten(tree: Any) -> jax.Array:
-    """All numbers of a pytree, one after another."""
+    """All numbers of a pytree in one vector."""
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])

@@ -36,9 +36,9 @@ def _examine_records(place: Place) -> None:
     release = runs.claim_of(place, algorithm, data, 1).release
     local, batch = algorithm.local, getattr(algorithm.local.batches, "size", None)
     if isinstance(local.batches.sampling(int(data.largest)), WithReplacement):
-        # the event counts how often a record is drawn; the bound is that of a record that is drawn once
+        # the event counts how often a record is drawn; the bound is for one draw
         algorithm = replace(algorithm, local=replace(local, batches=FixedBatches(size=int(batch or 1))))
-    # what a record can do does not depend on how many others are not drawn
+    # the influence of a record does not depend on records that are not drawn
     data = runs.flat_records(data, None if batch is None else int(batch) + 1)
     at = rng.integers(0, np.asarray(data.sizes).min(), trials)  # the same position of every client
     params = worst_models(rng, model, trials)
@@ -65,7 +65,7 @@ def _examine_records(place: Place) -> None:
 def _examine_uploads(
     quiet: Algorithm, data: FederatedData, place: Place, setups: list[TrialInputs], adjacency: Adjacency
 ) -> None:
-    """What dp_fedavg_output's upload moves by, over the clipped steps' reach, one client alone."""
+    """Compare the move of dp_fedavg_output's upload with the clipped steps' reach, for one client alone."""
     alone = replace(data, offsets=data.offsets[:1], sizes=data.sizes[:1], shares=np.ones(1, np.float32))
     one, other = (np.asarray(runs.observe(quiet, alone, place.model, s).params[:, 1], float) for s in setups)
     rates = np.asarray(quiet.local.rates(jnp.int32(0), alone.largest), float)
@@ -78,7 +78,7 @@ def _examine_clients(place: Place) -> None:
     claim, data = runs.claim_of(place, place.algorithm, place.data, 1), runs.flat_records(place.data)
     adjacency = claim.release.adjacency
     trials = min(NEIGHBOURS, max(8, 2**24 // max(data.x.size, 1)))
-    largest = int(np.argmax(np.asarray(data.shares)))  # who can do most where shares are weights
+    largest = int(np.argmax(np.asarray(data.shares)))  # the most influential client if shares are weights
     client = np.where(np.arange(trials) % 2, largest, rng.integers(0, data.num_clients, trials))
     params = worst_models(rng, model, trials)
     owner = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))

@@ -17,7 +17,7 @@ from fedjax_dp.inspection.verdict import (
     variance_deviate,
 )
 
-COORDINATES = 32  # that are compared in pairs
+COORDINATES = 32  # coordinates that are compared in pairs
 PAIRED = 4096  # rows that are compared in pairs
 
 
@@ -95,7 +95,7 @@ def require_uncorrelated(what: str, rows: np.ndarray, names: list[str], allowed:
     """
     if len(rows) < 2:
         return
-    if len(rows) > PAIRED:  # neighbours, and from end to end
+    if len(rows) > PAIRED:  # the first rows, and others evenly spaced
         some = np.unique([*range(PAIRED // 2), *np.linspace(0, len(rows) - 1, PAIRED // 2).astype(int)])
         rows, names = rows[some], [names[i] for i in some]
     length = rows.shape[1]

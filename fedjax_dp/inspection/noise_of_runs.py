@@ -24,10 +24,10 @@ from fedjax_dp.rounds.state import initial_state
 
 DRAWS = 20_000  # numbers; 12,743 miss a standard deviation off by 5% once in a thousand times
 PAIRED = 1_500  # numbers that each pair of places is compared by
-SMOOTH = 50  # steps of the ring in a standard deviation, from which integer noise is compared with a normal law
-SEEDS, ROUNDS = 4, 12  # whose noise is compared, and rounds of each
+SMOOTH = 50  # ring steps per standard deviation above which integer noise is compared with a normal law
+SEEDS, ROUNDS = 4, 12  # runs whose noise is compared, and rounds of each
 CLOSE = 1e-3  # standard deviations within which two noise vectors count as one, in every coordinate, up to a factor
-COORDINATES = 64  # compared
+COORDINATES = 64  # coordinates that are compared
 
 
 def examine_law(place: Place) -> None:
@@ -39,7 +39,7 @@ def examine_law(place: Place) -> None:
 
 
 def _trials(size: int, places: int) -> int:
-    """So that all places have DRAWS numbers of noise together, and each pair of them PAIRED."""
+    """Enough trials that all places have DRAWS numbers of noise together, and each pair PAIRED."""
     return max(math.ceil(DRAWS / (size * places)), math.ceil(PAIRED / size), 8)
 
 
@@ -54,7 +54,7 @@ def _steps_noise(place: Place, algorithm: Algorithm, data: Any, trials: int, rou
 
 
 def _server_moves(place: Place, trials: int, rounds: int) -> tuple[np.ndarray, Any]:
-    """Moves of a server whose clients do not move `(trials, rounds, size)`, and what it keeps of uploads."""
+    """Moves of a server whose clients do not move `(trials, rounds, size)`, and the upload's state."""
     watched = runs.record_gradients(runs.with_plain_server(place.algorithm), place.data)
     setup = TrialInputs(keys_of(trials, "runs", place.seed), params=jnp.zeros((trials, size_of(place.model))))
     seen = runs.observe(watched, place.data, place.model, setup, rounds)
@@ -68,7 +68,7 @@ def _examine_steps(place: Place) -> None:
     wanted = runs.step_units(algorithm, data, rounds) * claim.noise[:, None]
     places = [(t, i, s) for t, i, s in np.ndindex(wanted.shape) if wanted[t, i, s] > 0]
     trials = _trials(size, len(places))
-    trials *= 1 if claim.release.is_normal else 2  # of another law two make a normal one
+    trials *= 1 if claim.release.is_normal else 2  # two of another law make a normal one
     noise = _steps_noise(place, algorithm, data, trials, rounds)
     source = correlated_source(algorithm.local.privatizer)
     if source is not None:
@@ -106,7 +106,7 @@ def examine_keys(place: Place) -> None:
     multipliers = getattr(mechanism_of(place.algorithm), "noise_multiplier", None)
     _examine_seeds(place, random=multipliers is not None)
     if multipliers is None or not np.any(np.asarray(multipliers) > 0):
-        return  # there is nothing to be used again
+        return  # there is no noise to use again
     if place.by_client:
         noise = _server_moves(place, SEEDS, ROUNDS)[0]
         names = [f"run {r}, round {t}" for r, t in np.ndindex(noise.shape[:-1])]
@@ -130,7 +130,7 @@ def examine_keys(place: Place) -> None:
 
 
 def _equal_rows(rows: np.ndarray) -> list[int] | None:
-    """Two that are the same up to a factor, as the same noise at another scale is; from 6 coordinates on."""
+    """Two rows that are equal up to a factor, as one noise at two scales is; needs 6 coordinates."""
     scale = np.sqrt(np.mean(rows**2, -1, keepdims=True))
     rows = rows / np.where(rows[:, :1] < 0, -scale, scale)
     # equal vectors are neighbours in the order of any coordinate, up to others that come as close there
@@ -143,23 +143,23 @@ def _equal_rows(rows: np.ndarray) -> list[int] | None:
 
 
 def _examine_seeds(place: Place, random: bool) -> None:
-    """Traces and runs a round twice, so that a draw made while tracing would show.
+    """Trace and run a round twice, to find draws that are made while tracing.
 
-    All that a round hands on is compared: clients may change only what they and the server keep beside the parameters.
+    The whole state is compared, as local steps may change only the state and not the parameters.
     """
     arguments = (as_float32_leaves(place.algorithm), place.data, keys_of(2, "runs", place.seed))
 
     def advance(algorithm: Algorithm, data: Any, key: jax.Array) -> tuple[Any, Any]:
-        begun = jax.tree.map(jnp.asarray, initial_state(algorithm, place.model, data, key))
-        return begun, run_round(algorithm, place.model, data, key, begun, Execution())[0]
+        start = jax.tree.map(jnp.asarray, initial_state(algorithm, place.model, data, key))
+        return start, run_round(algorithm, place.model, data, key, start, Execution())[0]
 
     def trace() -> Any:
         return jax.jit(jax.vmap(advance, (None, None, 0)), compiler_options=QUICK).lower(*arguments)
 
     def changes(program: Any) -> np.ndarray:
         """(runs, numbers)"""
-        begun, ended = map(jax.tree.leaves, program(*arguments))
-        return np.concatenate([np.reshape(b - a, (2, -1)) for a, b in zip(begun, ended, strict=True)], 1)
+        starts, ends = map(jax.tree.leaves, program(*arguments))
+        return np.concatenate([np.reshape(b - a, (2, -1)) for a, b in zip(starts, ends, strict=True)], 1)
 
     first, second = trace(), trace()
     run = first.compile()

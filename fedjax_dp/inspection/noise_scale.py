@@ -21,13 +21,13 @@ NONE: Names = frozenset()
 
 
 class Trace(NamedTuple):
-    """What the analysis knows of a value."""
+    """What the analysis knows about a value."""
 
     noise: bool = False  # it depends on bits that a key draws
     uniform: bool = False  # an integer of which every bit is a fair coin
-    values: Names = NONE  # names of inputs that it depends on, but through drawn bits
-    scale: Names = NONE  # of those that its noise is multiplied or chosen by
-    bits: Names = NONE  # of those that decide which bits it is made of
+    values: Names = NONE  # names of inputs that it depends on, except through drawn bits
+    scale: Names = NONE  # names of inputs that its noise is multiplied or chosen by
+    bits: Names = NONE  # names of inputs that decide its bits
 
 
 KEY = Trace(noise=True, uniform=True)
@@ -61,7 +61,7 @@ def _trace_program(jaxpr: Any, inputs: list[Trace]) -> list[Trace]:
 
 def _trace_equation(equation: Any, reads: list[Trace]) -> list[Trace]:
     name, count = equation.primitive.name, len(equation.outvars)
-    if name in _DRAWS:  # what is folded into a key acts on the bits alone that it draws
+    if name in _DRAWS:  # what is folded into a key acts only on the bits drawn with it
         key, folded = reads[0], any(read.noise for read in reads[1:])
         scale, bits = (_union(names) for names in ([read.scale for read in reads], [read.bits for read in reads]))
         bits |= _union(read.values for read in reads[1:])
@@ -81,10 +81,10 @@ def _trace_equation(equation: Any, reads: list[Trace]) -> list[Trace]:
 
 def _trace_branch(equation: Any, reads: list[Trace]) -> list[Trace]:
     branches = [branch.jaxpr for branch in equations.branches_of(equation)]
-    if reads[0].values == {_PLATFORM}:  # the same numbers on every platform: the last is everybody's
+    if reads[0].values == {_PLATFORM}:  # the same numbers on every platform: take the last branch
         return _trace_program(branches[-1], reads[1:])
     each = [_trace_program(branch, reads[1:]) for branch in branches]
-    return [_trace_choice(reads[0], list(made)) for made in zip(*each, strict=True)]
+    return [_trace_choice(reads[0], list(choices)) for choices in zip(*each, strict=True)]
 
 
 def _trace_values(name: str, equation: Any, reads: list[Trace]) -> Trace:
@@ -95,7 +95,7 @@ def _trace_values(name: str, equation: Any, reads: list[Trace]) -> Trace:
     whole, bits = _keeps_coins(equation), _union(read.bits for read in noisy)
     if len(noisy) > 1:
         scale |= bits
-    if name in (*_MOVES, *_SUMS) and reads[0].noise and len(noisy) == 1:  # where it is read from is a choice of it
+    if name in (*_MOVES, *_SUMS) and reads[0].noise and len(noisy) == 1:  # an index is a choice of noise
         kept = reads[0].uniform and whole and name in _MOVES
         return Trace(True, kept, reads[0].values, scale | _union(read.values for read in reads[1:]), bits)
     if name in _JOINS:
@@ -113,15 +113,15 @@ def _trace_values(name: str, equation: Any, reads: list[Trace]) -> Trace:
     return Trace(True, False, values, scale | values, bits)
 
 
-def _trace_choice(by: Trace, made: list[Trace]) -> Trace:
-    every = [by, *made]
+def _trace_choice(by: Trace, choices: list[Trace]) -> Trace:
+    every = [by, *choices]
     values, scale = _union(read.values for read in every), _union(read.scale for read in every)
     bits = _union(read.bits for read in every)
     if not any(read.noise for read in every):
         return Trace(values=values)
     if by.noise:
         return Trace(True, False, values, scale | values | bits, bits)
-    return Trace(True, all(read.uniform for read in made) and not by.values, values, scale | by.values, bits)
+    return Trace(True, all(read.uniform for read in choices) and not by.values, values, scale | by.values, bits)
 
 
 def _union(names: Any) -> Names:
@@ -129,7 +129,7 @@ def _union(names: Any) -> Names:
 
 
 def _keeps_coins(equation: Any) -> bool:
-    """Whether what is made is a key, or an integer no wider than what it is made of."""
+    """Whether the output is a key, or an integer no wider than the input."""
     before, after = equation.invars[0].aval.dtype, equation.outvars[0].aval.dtype
     if any(jnp.issubdtype(kind, jax.dtypes.prng_key) for kind in (before, after)):
         return True

@@ -37,7 +37,7 @@ from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import as_float32_leaves
 from fedjax_dp.rounds.state import initial_state
 
-CLIENTS = 6  # at most, of those that there are
+CLIENTS = 6  # the most that are observed
 
 
 class RecordedGradients(NamedTuple):
@@ -71,7 +71,7 @@ class RearrangedDraws(Wrapper):
     """Batches or a cohort with rearranged draws."""
 
     base: Any
-    layout: Callable[..., Any] = structure()  # of a draw, of `which`, and of the arguments of `sample`
+    layout: Callable[..., Any] = structure()  # (draw, which, *arguments of `sample`)
     which: Any = -1  # of records or clients; -1: none
 
     def sample(self, *arguments: Any) -> Any:
@@ -88,12 +88,12 @@ def with_cohort(algorithm: Algorithm, layout: Callable[..., Members], which: Any
 
 
 def _drop_record(batch: Batch, position: jax.Array, *rest: Any) -> Batch:
-    """The neighbours of the record at that position stay as they are."""
+    """Mask the record at a position; the others stay."""
     return batch._replace(mask=batch.mask & (batch.positions != position.astype(jnp.int32)))
 
 
 def _drop_client(members: Members, client: jax.Array, *rest: Any) -> Members:
-    """That one's message does not arrive."""
+    """Lose the message of a client."""
     return members._replace(participation_count=jnp.where(members.ids == client, 0.0, members.participation_count))
 
 
@@ -238,8 +238,8 @@ class NoiseClaim(NamedTuple):
     """The noise of each client as accounted."""
 
     noise: np.ndarray  # (num_clients,) noise multiplier of the white noise under it
-    release: Release  # one, which states neighbours, law and norm
-    resolution: float = 0.0  # of a ring, if the noise is of integers
+    release: Release  # one release, which states neighbours, law and norm
+    resolution: float = 0.0  # of the ring of integer noise
     norm: float = 1.0  # bound on a member's vector over the clip norm; above 1 where it is rounded
 
 

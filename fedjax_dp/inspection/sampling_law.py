@@ -27,9 +27,9 @@ from fedjax_dp.inspection.verdict import (
     require_usual,
 )
 
-POSITIONS = 40  # whose pairs are looked at
-LEAST = 100  # draws, and pairs in them, from which pairs are looked at all at once
-LAGS = 6  # draws that are so far apart are compared, and all with all together
+POSITIONS = 40  # members whose pairs are compared
+LEAST = 100  # draws, and pairs in them, from which all pairs are compared at once
+LAGS = 6  # the largest distance at which draws are compared; all pairs of draws are compared together too
 
 
 def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
@@ -78,7 +78,7 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
         return
     rate = sized / members if known else law.rate
     if isinstance(law, Shuffled):
-        # whoever is in the first batch of an epoch is in no other of it
+        # a member of an epoch's first batch is in no other batch of it
         epochs = counts.reshape(-1, law.steps_per_epoch, members).sum(1)
         require_at_most(f"{name}: times that an epoch takes a record", epochs.max(), 1)
         rows = counts[:, :: law.steps_per_epoch].reshape(-1, members)
@@ -99,20 +99,20 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
         _require_even_pairs(name, rows[:, some].astype(float), both)
     if not isinstance(law, Shuffled):
         require_independent_draws(name, counts)
-    if isinstance(law, Shuffled) and len(set(law.sizes)) > 1:  # batches are alike in their number, not in their size
+    if isinstance(law, Shuffled) and len(set(law.sizes)) > 1:  # batches differ in size
         counts = counts - counts.mean((0, 2), keepdims=True)
     require_independent(f"{name}: runs", counts[:-1], counts[1:])
 
 
 def _require_chance(law: str, counts: np.ndarray, draws: int, chance: float, missed: str = "") -> None:
-    """Each of these counts is what this chance makes of so many draws."""
+    """Check that each count fits `draws` draws with this chance."""
     away = count_deviate(counts, draws, chance)
     worst = int(np.argmax(np.abs(away)))
     require_usual(law, away, f"{chance:.4g}", f"{np.ravel(counts)[worst] / draws:.4g} by number {worst}", missed)
 
 
 def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | BallsInBins) -> None:
-    """Of each pass every member is in so many draws, which it picks by itself, afresh in each pass or once a run."""
+    """Check that every member picks its own draws of a pass, as many as stated, anew in each pass or once a run."""
     members, of, chosen = counts.shape[-1], law.steps_per_epoch, law.sums_per_member
     whole = counts[:, : counts.shape[1] // of * of].reshape(len(counts), -1, of, members)
     times = np.unique(whole.sum(2))
@@ -140,9 +140,9 @@ def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | B
 
 
 def _require_even_pairs(name: str, rows: np.ndarray, both: float) -> None:
-    """All pairs at once: one half of the draws shows which are together too often, the other whether they really are.
+    """Compare all pairs at once: half of the draws suggests pairs that are too frequent, the other half tests them.
 
-    Groups that are drawn apart show themselves so, where no single pair does.
+    This finds groups that are drawn separately, where no single pair shows it.
     """
     former, latter = rows[: len(rows) // 2], rows[len(rows) // 2 :]
     size = latter.sum(1)

@@ -18,9 +18,9 @@ from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
 
-NUMBERS = 2**21  # of noise that are drawn where the size depends on the point, unless a point has more
-MOST = 2**30  # beyond that a noise is refused whose size depends on the point
-LEAST = 64  # numbers by point
+NUMBERS = 2**21  # noise numbers that are drawn if the size depends on the point; more if LEAST needs it
+MOST = 2**30  # noise whose size depends on the point is refused if it needs more
+LEAST = 64  # numbers for each point
 ROWS = 256  # coordinates of each step that are compared with those of others
 OF_A_CLIENT = frozenset({"client", "round", "rate", "total_rate", "divisor"})
 
@@ -84,7 +84,7 @@ def points_of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, de
 
 
 def points_of_server(rounds: int) -> StepContext:
-    """Points `(1, rounds)`: all rounds, as `client_privacy.server_noise` makes points of them."""
+    """Points `(1, rounds)`: all rounds, made as in `client_privacy.server_noise`."""
     t, one = jnp.arange(rounds, dtype=jnp.int32)[None], jnp.ones((1, rounds), jnp.float32)
     return StepContext(0 * t, t, t.astype(jnp.uint32), one, one, one > 0)
 
@@ -110,7 +110,7 @@ def examine(
 ) -> None:
     """Check that the noise of `draw(key, point, size)` has the stated size at all points, and is new at each.
 
-    points  `(sequences, steps)`; a sequence of steps has one key, as a client's round, or the sums of a run;
+    every  points `(sequences, steps)`; a sequence has one key, such as a client's round, or the sums of a run;
     depends, bits  names that decide its size, and its bits; for bits alone some points are enough;
     std  its standard deviation below the bands, one number or one for each client, where more noise is accepted;
     as_normal  transforms scaled differences of two noises to standard normals; None: they are normal.
@@ -147,9 +147,9 @@ def examine(
 
 
 def _require_new(white: np.ndarray) -> None:
-    """Refuse noise `(sequences, steps, numbers)` of a step that repeats its own numbers, or is like another beside it.
+    """Refuse noise `(sequences, steps, numbers)` that repeats within a step, or resembles another step's.
 
-    Random numbers of 23 bits rarely agree; where a tenth of them does, they are drawn again.
+    Random numbers of 23 bits rarely agree; if a tenth of them agrees, they are used again.
     """
     sizes = np.sort(np.abs(white), axis=-1)
     again = np.mean(np.diff(sizes, axis=-1) <= 1e-6 * sizes[..., 1:], -1)
@@ -166,7 +166,7 @@ def _require_new(white: np.ndarray) -> None:
 
 
 def _draw_differences(draw: Callable[..., jax.Array], at: StepContext, times: int, size: int) -> np.ndarray:
-    """What two keys differ by: no signal, and nothing where noise is of another key than its own."""
+    """Differences of two keys' noise: without signal, and 0 for noise that is drawn with another key."""
     sequences = at.number.shape[0]
 
     def of(key: jax.Array, sequence: tuple[jax.Array, ...]) -> jax.Array:

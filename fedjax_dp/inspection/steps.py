@@ -110,7 +110,7 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
     algorithm, data, model, rounds = place[:4]
     local, sizes = algorithm.local, np.asarray(data.sizes)
     if privatizer.on_upload:
-        raise AssertionError("noise on the upload is understood of OutputGaussian alone, with any bound and source")
+        raise AssertionError("noise on the upload is supported by OutputGaussian alone, with any bound and source")
     events = [_event(privatizer, algorithm, data, i) for i in range(data.num_clients)]
     multipliers = np.array([min((step.noise_multiplier for step in steps), default=np.inf) for steps in events])
     kind = _noise_kind(events)
@@ -146,7 +146,7 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
                 for batch in (batches.own, batches.without_one if varies else batches.with_other)
             )
             finite = np.isfinite(own).all() and np.isfinite(other).all()
-            require_so(finite, "a noised gradient", "not finite", "finite: a run that stops tells of a record")
+            require_so(finite, "a noised gradient", "not finite", "finite: a run that stops reveals a record")
             difference, share = (own - other) * kind.deviation, multipliers[client] / (1.0 if varies else 2.0)
             over = share * _largest_move(difference / std[-1], kind.norm)
             if over > 1 + NOISE_SLACK:  # by chance, where a record moves few coordinates: drawn again, more often
@@ -155,7 +155,7 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
                     np.mean(_noise_of_pairs(draw(keys, at_last, divisor, *loud))[:, 0] ** 2, 0) for keys in again
                 ]
                 over = share * _largest_move(difference / np.sqrt(np.mean(squares, 0)), kind.norm)
-            law, chance = "standard deviation of its noise over what its event says", f"{NOISE_SLACK:.0%} may be chance"
+            law, chance = "standard deviation of its noise over that of its event", f"{NOISE_SLACK:.0%} may be chance"
             require(over <= 1 + NOISE_SLACK, law, f"{1 / over:.4g}", "1 or more", chance)
             examine_noise(kind.as_normal(noise / std), [f"step {step}" for step in steps])
             spread = np.sqrt(np.mean(std**2, 1))
@@ -173,13 +173,13 @@ def _largest_move(moved: np.ndarray, norm: int) -> float:
     return float(np.max(np.linalg.norm(moved, ord=norm, axis=-1)))
 
 
-def _noise_of_pairs(drawn: jax.Array) -> np.ndarray:
-    """What every two draws differ by, as large as the noise of one."""
-    return (np.asarray(drawn[::2], float) - np.asarray(drawn[1::2], float)) / np.sqrt(2)
+def _noise_of_pairs(draws: jax.Array) -> np.ndarray:
+    """Differences of pairs of draws, scaled to the noise of one."""
+    return (np.asarray(draws[::2], float) - np.asarray(draws[1::2], float)) / np.sqrt(2)
 
 
 def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:
-    """Names of what the size of the noise, and its bits, depend on; refused where that is no point of the schedule."""
+    """Names of what the noise's size and bits depend on; refuses the parameters and the records."""
 
     def release(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
         return of(key, schedule_points.arrays(StepContext(**where)), divisor, params, *records)
@@ -209,14 +209,14 @@ def _examine_everywhere(
     bits: Names,
     kind: Release,
 ) -> None:
-    """Its noise is as stated at every point that the size depends on, with each client's divisor, and never comes back.
+    """Check that noise is as stated wherever its size may change, with each client's divisor, and never repeats.
 
     wanted  the standard deviation for each client, for the divisor that was tried.
     """
     every_divisor = schedule_points.divisors(algorithm, data)
     for own in every_divisor if np.any(np.ptp(every_divisor, axis=0)) else every_divisor[:1]:
         share = np.array([privatizer.noise_unit(int(divisor)) for divisor in own]) / privatizer.noise_unit(DIVISOR)
-        if np.any(share > 1 + SLACK):  # of these batches a record moves the mean further than was tried
+        if np.any(share > 1 + SLACK):  # in these batches a record moves the mean further than was tried
             depends |= {"divisor"}
 
         def draw(key: jax.Array, at: StepContext, size: int, own: Any = own) -> jax.Array:
@@ -228,7 +228,7 @@ def _examine_everywhere(
 
 
 def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> list[Release]:
-    """The releases of a client's event, which must be of all its steps, batches and neighbours."""
+    """The releases of a client's event, which must cover all its steps, batches and neighbours."""
     local, records = algorithm.local, int(np.asarray(data.sizes)[client])
     steps, law = local.batches.count(local.steps, records), local.batches.sampling(records)
     noise = privatizer.client_noise(data.num_clients)[client]
@@ -256,7 +256,7 @@ def releases_of(
 
 
 def _noise_kind(events: list[list[Release]]) -> Release:
-    """One of the releases, whose noise must all be of one kind: it states the law, and the norm of the bound."""
+    """One of the releases, which must all have one kind of noise: it states the law and the bound's norm."""
     every = {type(step): step for steps in events for step in steps}
     require(len(every) <= 1, "noise in its events", f"of {len(every)} kinds", "of one kind")
     return next(iter(every.values()), GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 1))
@@ -289,4 +289,4 @@ def examine_correction(correction: Correction, place: Place) -> None:
     require_bounded(law, near, far, allowed)
     noised = np.asarray(run(v, g + h), float) - near
     error = np.abs(noised + rate * h).max() / np.abs(rate * h).max()
-    require(error < 1e-2, "noise passes a step as it is", f"off by {error:.2g}", "unchanged")
+    require(error < 1e-2, "noise passes a step unchanged", f"off by {error:.2g}", "unchanged")

@@ -17,18 +17,18 @@ class Rows(NamedTuple):
     """Whole records along the leading axes: each place depends on one record, which was not chosen by records."""
 
     axes: int  # how many
-    of: object  # alike where places stand for the same records
+    of: object  # equal if places stand for the same records
 
 
-# Of a value: None if it depends on no records; Rows; else the place in the user's code at which it was last made, in
-# words, "" if that is all the project's own.
+# The taint of a value: None if it depends on no records; Rows; else the last place in the user's code that computed
+# it, in words, "" if only the project's code did.
 Taint = str | Rows | None
 
 
 class Marks(NamedTuple):
     """Secret names for `checkpoint_name`, which user code cannot guess."""
 
-    released: str  # depends on no records any more, as it is noised
+    released: str  # noised, so that it no longer depends on records
 
     def of_stream(self, number: int) -> str:
         """The name of a noised private gradient, from the number of its stream of draws."""
@@ -63,8 +63,8 @@ def _taint_equation(marks: Marks, equation: Any, reads: list[Taint]) -> list[Tai
     if name == "scan":
         scan = equations.scan_of(equation)
         ends = _taint_of_loop(scan.body.jaxpr, *scan.parts(reads), marks)
-        made = ends[scan.carry :]
-        return [*ends[: scan.carry], *(Rows(r.axes + 1, object()) if isinstance(r, Rows) else r for r in made)]
+        stacked = ends[scan.carry :]
+        return [*ends[: scan.carry], *(Rows(r.axes + 1, object()) if isinstance(r, Rows) else r for r in stacked)]
     if name == "while":
         loop = equations.while_of(equation)
         condition, body = loop.condition_consts, loop.body_consts
@@ -77,7 +77,7 @@ def _taint_equation(marks: Marks, equation: Any, reads: list[Taint]) -> list[Tai
         if reads[0] is not None:
             return _mix(equation, reads)
         each = [output_taints(branch.jaxpr, reads[1:], marks) for branch in equations.branches_of(equation)]
-        return [made[0] if all(one == made[0] for one in made) else place_of(made) for made in zip(*each, strict=True)]
+        return [ends[0] if all(end == ends[0] for end in ends) else place_of(ends) for ends in zip(*each, strict=True)]
     if name in equations.ENTERED:
         return output_taints(equations.inner_program(equation).jaxpr, reads, marks)
     rows = _row_by_row(equation, reads)
@@ -93,8 +93,8 @@ def _taint_of_name(name: str, rank: int, read: Taint, marks: Marks) -> Taint:
 
 
 def _mix(equation: Any, reads: list[Taint]) -> list[Taint]:
-    """Outputs that may depend on whatever of the reads depends on records; nothing else may."""
-    if equation.effects or "callback" in equation.primitive.name:  # it prints them, or keeps them for later
+    """Outputs that depend on all records that are read; refuses records that leave in other ways."""
+    if equation.effects or "callback" in equation.primitive.name:  # it prints or stores records
         raise errors.refuse(
             "algorithm",
             f"records that are passed on or written by {equation.primitive.name}{_user_place(equation)}",
@@ -105,18 +105,18 @@ def _mix(equation: Any, reads: list[Taint]) -> list[Taint]:
 
 
 def _taint_of_loop(body: Any, fixed: list[Taint], carried: list[Taint], rows: list[Taint], marks: Marks) -> list[Taint]:
-    """Follows a loop once around after another, until nothing new depends on records."""
+    """Follow a loop, iteration by iteration, until nothing new depends on records."""
     while True:
-        now = [_row_of(row) for row in rows]  # others than those of the last time around
-        made = output_taints(body, [*fixed, *carried, *now], marks)
-        wider = [old if new in (None, old) else place_of([old, new]) for old, new in zip(carried, made)]
+        now = [_row_of(row) for row in rows]  # other rows than in the last iteration
+        after = output_taints(body, [*fixed, *carried, *now], marks)
+        wider = [old if new in (None, old) else place_of([old, new]) for old, new in zip(carried, after)]
         if wider == carried:
-            return [*carried, *made[len(carried) :]]
+            return [*carried, *after[len(carried) :]]
         carried = wider
 
 
 def _row_of(rows: Taint) -> Taint:
-    """A place of the first axis."""
+    """The taint of one place of the first axis."""
     if not isinstance(rows, Rows):
         return rows
     return Rows(rows.axes - 1, object()) if rows.axes > 1 else ""

@@ -17,7 +17,7 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
 
-RUNS = 1_000  # of a client that are tried
+RUNS = 1_000  # rounds of a client that are tried
 TRIALS = 64  # updates and rounds that are tried of each kind
 SLACK = 1e-3  # relative, for rounding
 NOISE_SLACK = 0.04  # relative, for the standard deviations of noise that are measured
@@ -27,9 +27,9 @@ QUICK = {"xla_backend_optimization_level": 0}
 class Effort(NamedTuple):
     """Numbers of trials."""
 
-    cohorts: int  # that are drawn
-    batches: int  # of a client that are drawn, at least, in no fewer than RUNS of its rounds
-    all_laws: bool = False  # also that of cohorts which nobody counts on
+    cohorts: int
+    batches: int  # at least so many of a client, in at least RUNS of its rounds
+    all_laws: bool = False  # also of cohorts whose sampling amplifies nothing
 
 
 BEFORE_A_RUN = Effort(2_000, 1_000)
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     rounds: int
     seed: int = 0
     effort: Effort = BEFORE_A_RUN
-    # what the accountants count of each client in so many rounds; None: no whole run is examined
+    # the accountants' releases of each client in some rounds; None: no whole run is examined
     releases: Callable[[Algorithm, FederatedData, Model, int], list[list[Release]]] | None = None
 
     @property

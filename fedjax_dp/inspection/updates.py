@@ -42,7 +42,7 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     """Check that the noise added to the mean covers the longest message in every round, and that the mean is kept."""
     algorithm, data, model, rounds = place[:4]
     if upload.shared_noise or upload.extra:
-        raise AssertionError("shares of noise, and numbers beside an update, are understood of the project's alone")
+        raise AssertionError("only the project's uploads may share noise or send extra numbers with an update")
     sizes = tensor_sizes(model.init(run_key(0)))
     size, horizon = sum(sizes), min(rounds, HORIZON)
     cohort, shares = algorithm.cohort, jnp.asarray(data.shares)
@@ -54,13 +54,13 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     stateful = bool(jax.tree.leaves(upload.init()))
 
     def run(keys: tuple[jax.Array, ...], rounds: jax.Array, means: jax.Array, most: int = size) -> Any:
-        """Noise of one key, or the difference of two, which is 0 where noise is of another key than the run's."""
+        """Noise of one key, or the difference of two, which is 0 for noise that is drawn with another key."""
 
         def step(states: Any, now: Any) -> Any:
             t, mean = now
-            made = [upload.release(key, t, mean, (), state, reach, expected) for key, state in zip(keys, states)]
-            noise = made[0][0] - (mean if len(made) == 1 else made[1][0])
-            return tuple(after for _, after in made), (noise[:most], jnp.sum(noise**2) / len(made), states[0])
+            releases = [upload.release(key, t, mean, (), state, reach, expected) for key, state in zip(keys, states)]
+            noise = releases[0][0] - (mean if len(releases) == 1 else releases[1][0])
+            return tuple(after for _, after in releases), (noise[:most], jnp.sum(noise**2) / len(releases), states[0])
 
         return jax.lax.scan(step, tuple(upload.init() for _ in keys), (rounds, means))[1]
 
@@ -99,7 +99,7 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     slack = max(NOISE_SLACK, 6 / np.sqrt(2 * many * size))
     require(
         least >= 1 - slack,
-        "standard deviation of the noise over what its event says",
+        "standard deviation of the noise over that of its event",
         f"{least:.4g}",
         "1 or more",
         f"{slack:.0%} may be chance",
@@ -112,7 +112,7 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
 
 
 def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any) -> Names:
-    """Names of what the size of its noise depends on, the round or what it keeps; refused if it is what arrives."""
+    """Names of what the size of its noise depends on, the round or its state; refuses the received mean."""
 
     def release(key: jax.Array, now: Any, mean: Any, kept: Any, numbers: Any) -> Any:
         return upload.release(key, now, mean, (), kept, *numbers)[0]
@@ -138,7 +138,7 @@ def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, 
         def of(key: jax.Array, update: jax.Array) -> jax.Array:
             message, more = upload.message(key, update, sizes, state, sent)
             if jax.tree.leaves(more):
-                raise AssertionError("numbers travel beside an update, though `extra` is 0")
+                raise AssertionError("extra numbers are sent with an update, though `extra` is 0")
             return jnp.sqrt(jnp.sum(message * message))
 
         return jnp.max(jax.vmap(of)(keys_of(len(updates), "message"), updates))
@@ -148,7 +148,7 @@ def _longest_messages(upload: ClientPrivacy, sizes: Sequence[int], states: Any, 
 
 
 def _updates(upload: ClientPrivacy, size: int, numbers: int) -> np.ndarray:
-    """Dense, sparse, even, one-signed and integer updates of all lengths, and every coordinate alone, if it can be."""
+    """Dense, sparse, even, one-signed and integer updates of all lengths, and single coordinates, all if possible."""
     rng = numpy_stream("updates")
     dense = rng.normal(size=(TRIALS, size))
     sparse = dense * (rng.random((TRIALS, size)) < 0.1)
@@ -172,7 +172,7 @@ def _updates(upload: ClientPrivacy, size: int, numbers: int) -> np.ndarray:
 
 
 def _multiplier(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData, rounds: int, size: int) -> float:
-    """The largest noise multiplier that its events speak of, for all rounds, the samples and neighbours at hand."""
+    """The largest noise multiplier in its events, for all rounds and all samplings and neighbours of the run."""
     cohort, count = algorithm.cohort, data.num_clients
     members, resolution = cohort.capacity(count), algorithm.transport.resolution
     noise, source, multipliers = released_noise(upload), correlated_source(upload), []
@@ -192,7 +192,7 @@ def _message_length(upload: UpdatePrivatizer) -> float:
 
 
 def _sample_cohorts(place: Place, most: int) -> tuple[Members, np.ndarray]:
-    """Cohorts of the run, of all its rounds if these are no more than `most`, and which rounds they are of."""
+    """Cohorts of the run and their rounds: all rounds, if these are no more than `most`."""
     tried = np.unique(np.linspace(0, place.rounds - 1, min(place.rounds, max(most, TRIALS))).astype(np.int32))
     shares = jnp.asarray(place.data.shares)
     return draw_cohorts(place.algorithm.cohort, run_key(place.seed), tried, shares), tried
@@ -270,9 +270,9 @@ def examine_estimator(aggregate: Aggregate, place: Place) -> None:
         some = jnp.arange(min(positions, compared)) + jax.random.randint(keys["position"], (), 0, positions)
         return bent, jnp.max(jax.vmap(moves)(some % positions)) / clip
 
-    drawn = jax.tree.map(jnp.asarray, schedule)
+    members = jax.tree.map(jnp.asarray, schedule)
     run = jax.jit(jax.vmap(of), compiler_options=QUICK)
-    bent, moved = (float(np.max(np.asarray(a))) for a in run(drawn, keys_of(len(schedule.ids), "estimator")))
+    bent, moved = (float(np.max(np.asarray(a))) for a in run(members, keys_of(len(schedule.ids), "estimator")))
     certain = "in cohorts of this run"
     require_at_most("the mean of two sums of messages less their means, over its reach", bent, 1e-2, certain)
     require_at_most("what a client of norm 1 moves the mean by", moved, reach * (1 + SLACK), certain)

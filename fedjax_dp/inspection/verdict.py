@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy
 
-FALSE_ALARM = 1e-6  # of each assertion, when the law holds
-MISSED = 1e-3  # of the wrong program that a check names
+FALSE_ALARM = 1e-6  # probability that an assertion fails though the law holds
+MISSED = 1e-3  # probability that a check misses the deviation that it names
 
 
 class CheckReport(NamedTuple):
@@ -63,7 +63,7 @@ def require_so(holds: Any, law: str, otherwise: str, wanted: str, certain: str =
 
 
 def require_usual(law: str, deviates: Any, wanted: str, measured: str = "", seen: str = "", slack: float = 1.0) -> None:
-    """`require` that no normal deviate is further from 0 than chance brings the largest of so many.
+    """`require` that no normal deviate is further from 0 than the largest of so many is by chance.
 
     measured, seen  descriptions of the measurement, by default the largest deviate, and of what would be missed;
     slack           factor on the limit, for deviates that are only roughly normal.
@@ -74,7 +74,7 @@ def require_usual(law: str, deviates: Any, wanted: str, measured: str = "", seen
 
 
 def certainty(tests: int = 1) -> str:
-    """How often a correct program fails a check of so many numbers, in words."""
+    """How often a correct program fails a check of `tests` numbers, in words."""
     return f"false alarm {FALSE_ALARM:g} over {tests} number{'s' if tests > 1 else ''}"
 
 
@@ -95,7 +95,7 @@ def largest_deviate(deviates: Any) -> float:
 
 
 def variance_deviate(values: np.ndarray, axis: Any = None) -> np.ndarray:
-    """Normal deviates of sums of squares of what should be standard normals, along `axis`; exact at the tails."""
+    """Normal deviates of sums of squares of supposed standard normals, along `axis`; exact at the tails."""
     squares = np.sum(np.asarray(values, float) ** 2, axis=axis)
     return square_deviate(squares, values.size / max(np.size(squares), 1))
 

@@ -19,9 +19,9 @@ from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, with_noise
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.runner import Keep, Watch, compile_plan, execute, record
 
-ANSWER_S = 5  # that a cluster has to answer
+ANSWER_S = 5  # seconds that a cluster has to answer
 RETRIES = 5  # of a batch whose worker dies
-BATCHES_PER_WORKER = 4  # so that the last ones end at about the same time, and little is lost with a worker
+BATCHES_PER_WORKER = 4  # small enough that all workers end together and little is lost with one
 
 
 def run_points(tasks: Sequence[tuple[Point, Algorithm, Guarantee]], parts: int) -> list[Record]:
@@ -73,7 +73,7 @@ def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, 
                 batch = running.pop(done)
                 try:
                     records = ray.get(done)
-                except ray.exceptions.RayError as error:  # the others have nothing to do with it
+                except ray.exceptions.RayError as error:  # the other batches go on
                     end = PointEnd.of_error(getattr(error, "cause", None) or error)
                     records = [record(one, end) for one in batch]
                 for one in records:
@@ -114,7 +114,7 @@ def _connect(address: str) -> Iterator[Any]:
     _require_answer(address)
     where: dict[str, Any] = {} if address == "local" else {"address": address}
     try:
-        with warnings.catch_warnings():  # Ray starts programs, which is safe: it runs nothing of ours between
+        with warnings.catch_warnings():  # Ray forks programs, which is safe: none of our code runs in between
             warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)
             ray.init(**where, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:

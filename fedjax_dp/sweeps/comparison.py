@@ -24,7 +24,7 @@ class ComparisonRow:
     settings  number of settings that it was chosen from;
     standing  statistics over clients, mean over seeds; against: the gain of personal models on local and the best
               shared model, mean over seeds;
-    means     mean over clients, with its 95% interval over seeds (Student's t); regrets: the same of `against`.
+    means     mean over clients, with its 95% interval over seeds (Student's t); regrets: the same for `against`.
     """
 
     epsilon: float | None  # the budget; None without one
@@ -82,7 +82,7 @@ class Comparison:
         return self.measure.words.removeprefix("test ").removeprefix("mean ").removesuffix(" of clients")
 
     def one_by_one(self, epsilon: float | None) -> dict[str, list[np.ndarray]]:
-        """By algorithm at a budget, for each seed that local and the best shared model have too: each client's gain
+        """For each algorithm at a budget and each seed that local and the best shared model have too: a client's gain
         `(clients,)` over the better of these two, negative for a loss, NaN without test records.
         """
         rows = {
@@ -150,7 +150,7 @@ def comparable(records: Sequence[Record], axes: Sequence[str]) -> bool:
 def _budget(setting: Setting) -> float | None:
     budget = setting.values.get("epsilon", setting.points[0]["config"].get("epsilon"))
     if isinstance(budget, str | list):
-        raise errors.refuse("epsilon of the sweep", budget, "one budget for all clients, which is compared")
+        raise errors.refuse("epsilon of the sweep", budget, "one budget for all clients")
     return None if budget is None else float(budget)
 
 
@@ -169,7 +169,7 @@ def _require_algorithms(axes: Sequence[str]) -> None:
 
 
 def _other_view(what: str, view: str) -> errors.ConfigurationError:
-    wanted = "deployed for clients' own models, whose epsilon is compared"
+    wanted = "deployed, to compare personal models"
     return errors.refuse(what, view, wanted, 'write view = "deployed" under [base]')
 
 

@@ -40,11 +40,11 @@ from fedjax_dp.sweeps.record_cache import RecordCache as RecordCache
 from fedjax_dp.sweeps.record_cache import base_of, records_of
 
 DISPATCH_S = 1.0  # the target: long compared with the cost of a dispatch, short for a user who waits
-MAX_SLOTS = 64  # points that a device holds where they run one after another: more would save nothing
-MAX_VMAPPED_ON_CPU = 8  # points that a CPU core runs at once, where it does: more do not fit its caches
-COMPARED_POINTS = 8  # points of a device whose numbers are compared
-TRIAL_S = 120.0  # seconds of work from which another way to run is tried
-MAX_TIME_RATIO = 0.9  # of the time, to be preferred
+MAX_SLOTS = 64  # points on a device that runs them one after another: more would save nothing
+MAX_VMAPPED_ON_CPU = 8  # points that a CPU core may run at once: more do not fit its caches
+COMPARED_POINTS = 8  # points of each device
+TRIAL_S = 120.0  # seconds of work above which another way to run is tried
+MAX_TIME_RATIO = 0.9  # share of the time that makes the other way preferable
 
 
 class Job(NamedTuple):
@@ -77,7 +77,7 @@ class PointEnd(NamedTuple):
     seconds: float  # its part of the time of the dispatches that it shared
     params: Any = None  # of the trained model, NumPy arrays, with `with_params`
     clients: dict[str, Any] | None = None  # metrics of each client at the end, see `_clients`
-    running: Running | None = None  # where it stands, NumPy arrays, if it was to stop before its end
+    running: Running | None = None  # its state, NumPy arrays, if it had to stop before its end
 
     @classmethod
     def of_error(cls, error: BaseException) -> Self:
@@ -94,8 +94,8 @@ class PointEnd(NamedTuple):
 class _Segment(NamedTuple):
     """Where jobs start and stop, and whether their parameters are kept."""
 
-    until: int | None  # evaluations after which they stop; None: their last
-    before: Mapping[int, PointEnd]  # of jobs that go on from where they had stopped
+    until: int | None  # evaluations after which jobs stop; None: their last
+    before: Mapping[int, PointEnd]  # earlier ends of jobs that continue
     with_params: bool
 
     def evaluations_done(self, index: int) -> int:
@@ -137,8 +137,8 @@ def _depends_on_largest(algorithm: Algorithm, largest: int) -> bool:
 
 def _rows(batches: Batches, largest: int) -> int:
     """The rows of a batch where the largest client has `largest` records."""
-    drawn = jax.eval_shape(lambda key: batches.sample(key, jnp.int32(largest), 1, largest, 1), jax.random.key(0))
-    return int(drawn.positions.shape[1])
+    batch = jax.eval_shape(lambda key: batches.sample(key, jnp.int32(largest), 1, largest, 1), jax.random.key(0))
+    return int(batch.positions.shape[1])
 
 
 def _smallest_that_matters(algorithm: Algorithm, smallest: int) -> int:
@@ -220,7 +220,7 @@ class JobGroup:
     def of(self, jobs: Sequence[Job]) -> "JobGroup":
         """A group of other jobs of the same structure, with the same program if it suits them, else with a new one."""
         sizes = [size for job in jobs for size in (job.run.data.smallest, job.run.data.largest)]
-        slots = math.ceil(len(jobs) / len(self.devices))  # empty ones cost time where all run at once
+        slots = math.ceil(len(jobs) / len(self.devices))  # empty ones cost time if all run at once
         if (
             (self.program.vmapped and slots < self.program.slots)
             or not self._smallest <= min(sizes) <= max(sizes) <= self._largest
@@ -271,7 +271,7 @@ class JobGroup:
         _, observation = time_segment(2, count)  # the first time also touches memory
         running = self.compiled.begin(points, records, frozen, count)
         time_segment(1, one)
-        evaluation_s, _ = time_segment(1, one)  # already there: an evaluation alone
+        evaluation_s, _ = time_segment(1, one)  # without a round: an evaluation alone
         both_s, _ = time_segment(2, one)
         width = len(self.devices) * (self.program.slots if self.program.vmapped else 1)
         jobs = zip(self._slots(queues), itertools.chain(*queues))
@@ -318,7 +318,7 @@ class JobGroup:
             progress(done)
 
     def _retry_singly(self, queues: list[list[int]], error: Exception, segment: _Segment) -> list[PointEnd]:
-        """Run each job of a failed batch alone. A job that was alone already has failed."""
+        """Run each job of a failed batch alone. A job that ran alone has failed."""
         if sum(map(len, queues)) == 1:
             return [PointEnd.of_error(error)]
         outcomes = []
@@ -331,7 +331,7 @@ class JobGroup:
         return outcomes
 
     def _kind(self, segment: _Segment, index: int) -> tuple[int, tuple[float, ...]]:
-        """The evaluations that a job has behind it, equal within a batch, and its records, equal on a device."""
+        """The evaluations that a job has done, equal within a batch, and its records, equal on a device."""
         return segment.evaluations_done(index), base_of(self.jobs[index].run.data)
 
     def _schedule_jobs(self, waiting: list[int], at_once: int, segment: _Segment) -> tuple[list[list[int]], list[int]]:
@@ -493,7 +493,7 @@ def _outcome(job: Job, history: list[Evaluation], observation: Observation, unti
 
 
 def _divergence(job: Job, done: int, clients: list[int]) -> str:
-    """Why a loss or an update is not finite: because of data and model before the first round, or of training."""
+    """Why a loss or an update is not finite: data and model before the first round, or training."""
     run = job.run
     try:
         unscored.require_scores(run.model, run.data, run_key(run.draw_seed), tolerated=not clients)

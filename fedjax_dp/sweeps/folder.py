@@ -45,8 +45,8 @@ def read_own(folder: pathlib.Path, manifest: Manifest, plan: Plan) -> tuple[Mani
         raise errors.refuse(
             "out",
             f"{folder}, a folder of a sweep with {_rungs(own)}, and not with {_rungs(manifest)}",
-            "a new folder, or one of the very same sweep",
-            "rungs compare the points that there are, so such a sweep does not grow; give another out",
+            "a new folder, or one of the same sweep",
+            "rungs compare all points, so such a sweep does not grow; give another out",
         )
     placed = [record | dict(zip(("index", "values"), plan[record["point"]])) for record in records]
     if grows:
@@ -59,11 +59,11 @@ def read_own(folder: pathlib.Path, manifest: Manifest, plan: Plan) -> tuple[Mani
 def lock(
     folder: pathlib.Path, manifest: Manifest, plan: Plan, text: str | None, screen: Screen
 ) -> Iterator[tuple[Manifest, list[Record]]]:
-    """Lock the folder of a sweep, new or of the same sweep before it grew. Yields its manifest and points.
+    """Lock a new folder, or one of this sweep, which may have grown. Yields its manifest and points.
 
     Raises ConfigurationError for another kind of folder, one that cannot be written, or one locked by another process.
     """
-    read_own(folder, manifest, plan)  # before there is a lock in a folder of something else
+    read_own(folder, manifest, plan)  # refuses another kind of folder before there is a lock in it
     with folders.lock_folder("out", folder, say=screen.say):
         _drop_torn_line(folder / POINTS)
         own, records = read_own(folder, manifest, plan)
@@ -75,7 +75,7 @@ def lock(
 
 def _begin(folder: pathlib.Path, manifest: Manifest, records: Sequence[Record], text: str | None) -> None:
     """Write the files of a sweep that is new or has grown. After an interruption the next call writes them again."""
-    (folder / SELECTION).unlink(missing_ok=True)  # of fewer points
+    (folder / SELECTION).unlink(missing_ok=True)  # it covers fewer points
     if records:
         folders.write_atomically(folder / POINTS, "".join(map(_line, records)))
     if text is not None:
@@ -88,7 +88,7 @@ def _line(record: Record) -> str:
 
 
 def _storage_errors(folder: pathlib.Path) -> contextlib.AbstractContextManager[None]:
-    return folders.storage_errors(folder, "make room; the same command goes on with the points that are not stored yet")
+    return folders.storage_errors(folder, "make room; the same command continues with the points that are missing")
 
 
 @contextlib.contextmanager
@@ -134,7 +134,7 @@ def manifest_of(
 ) -> Manifest:
     """The manifest of a sweep, whose `digest` identifies it.
 
-    The manifest of a sweep that has grown also has `grown`: the number of points each time before.
+    A sweep that has grown also has `grown`: the number of points before each time.
     """
     return {
         "name": name,
@@ -149,7 +149,7 @@ def manifest_of(
 
 
 def recount(folder: pathlib.Path, points: int) -> None:
-    """Update the number of points of a sweep that did not know it at its start."""
+    """Update the number of points of a sweep that was not known at its start."""
     manifest = SWEEP_FOLDER.read(folder)
     if manifest["points"] != points:
         with _storage_errors(folder):

@@ -21,13 +21,13 @@ from fedjax_dp.sweeps.axes import Values, varied_fields
 from fedjax_dp.sweeps.settings import Record, metric_of, rank_settings, settings_of, value_key
 from fedjax_dp.sweeps.winners import USUAL
 
-Key = tuple[str, ...]  # of a setting, or of those that are compared with each other
+Key = tuple[str, ...]  # of a setting, or of a group of settings that are compared
 
 
 class Rung(NamedTuple):
     """An evaluation at which settings are compared."""
 
-    evaluations: int  # of a point so far
+    evaluations: int  # evaluations of a point until then
     round: int
     divisor: int  # the number of settings divided by it continue
 
@@ -61,17 +61,17 @@ class Halving(NamedTuple):
             most = count(max(sizes.values()), "setting")
             got = f"{eta}, for at most {most} of the same budget and algorithm and {count(len(each), 'evaluation')}"
             remedy = "add values, lower it, or lower evaluate_every"
-            raise errors.refuse("halving", got, "such that a rung stands before the last round", remedy)
+            raise errors.refuse("halving", got, "such that a rung comes before the last round", remedy)
         return cls(eta, axes, tuple(rungs), each[-1], sizes, seeds)
 
     def num_survivors(self, rung: int) -> int:
-        """The number of points that continue from a rung; -1: that begin."""
+        """The number of points that continue from a rung; of points that begin for -1."""
         divisor = 1 if rung < 0 else self.rungs[rung].divisor
         return self.seeds * sum(max(size // divisor, 1) for size in self.sizes.values())
 
     @property
     def share(self) -> float:
-        """The share of the rounds of all points that is run."""
+        """The share of all points' rounds that is run."""
         ends = [0, *(rung.round for rung in self.rungs), self.rounds]
         run = sum(
             (end - start) * self.num_survivors(at - 1) for at, (start, end) in enumerate(itertools.pairwise(ends))
@@ -127,7 +127,7 @@ def is_done_until(record: Record | None, until: int) -> bool:
 
 
 def _cut_at(record: Record, until: int) -> Record:
-    """A point as it was after a round, if it reached that."""
+    """A point as it was after a round, if it reached that round."""
     history = [evaluation for evaluation in record["history"] if evaluation["round"] <= until]
     there = bool(history) and history[-1]["round"] == until
     return record | {"history": history, "status": "done" if there else record["status"]}

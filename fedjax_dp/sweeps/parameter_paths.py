@@ -9,8 +9,8 @@ from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.sweeps import axes as spans
 from fedjax_dp.sweeps.axes import Values
 
-ALIASES = {"batch_size": "batches.size", "local_steps": "local.steps", "cohort_size": "cohort.size"}  # constructors'
-RUN_AXES = ("rounds", "epsilon", "delta")  # axes that are no part of the algorithm
+ALIASES = {"batch_size": "batches.size", "local_steps": "local.steps", "cohort_size": "cohort.size"}  # of constructors
+RUN_AXES = ("rounds", "epsilon", "delta")  # axes that are not fields of the algorithm
 
 
 def algorithm_of(algorithm: Algorithm | Callable[..., Algorithm], values: Values) -> Algorithm:
@@ -30,7 +30,7 @@ def algorithm_of(algorithm: Algorithm | Callable[..., Algorithm], values: Values
             raise errors.refuse("axes", f"{owners[path]} and {name}", "of different numbers", "drop one of them")
         old = _read(algorithm, path)
         if isinstance(value, bool) != isinstance(old, bool) or isinstance(value, str) != isinstance(old, str):
-            raise errors.refuse(name, repr(value), f"of the kind of {old!r}")
+            raise errors.refuse(name, repr(value), f"of the type of {old!r}")
         result = _replace_at(result, path, value)
     return result
 

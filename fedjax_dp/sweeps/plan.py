@@ -1,4 +1,4 @@
-"""The description of a sweep, and the runs that it consists of.
+"""The description of a sweep, and its runs.
 
 In TOML, `[base]` has the fields that all runs share, `[axes]` (see `sweeps.axes`) and `[[points]]` have those that
 vary, and `seeds`, `halving`, `trials`, `trials_law`, `search`, `search_batch` and `search_seed` are at the top.
@@ -47,8 +47,8 @@ class SweepConfig:
     """Everything that decides a sweep: the keys of its TOML file. `[base]` holds fields of a run.
 
     With `trials`, points are drawn at random instead of taking the whole grid; their number is `trials`, or drawn
-    with that mean where `trials_law` is not fixed. With `search` "tpe" they are chosen by the results of those before
-    them, `search_batch` at once. `halving` is the reduction factor of successive halving.
+    with that mean where `trials_law` is not fixed. With `search` "tpe" they are chosen by earlier results,
+    `search_batch` at once. `halving` is the reduction factor of successive halving.
     The constructor converts every value to the type of its field.
     Raises: ConfigurationError for invalid fields and values, as far as neither data nor algorithms are needed.
     """
@@ -101,7 +101,7 @@ class SweepConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One run of a sweep. `id` names its resolved configuration: equal ones share it, wherever their data lie."""
+    """One run of a sweep. `id` names its resolved configuration: equal ones share it, in any data folder."""
 
     index: int
     id: str
@@ -110,7 +110,7 @@ class Point:
 
 
 def read_sweep(path: str | os.PathLike[str], **more: Any) -> SweepConfig:
-    """The sweep that a TOML file describes; `more` are keys of its top table that count instead of the file's."""
+    """The sweep that a TOML file describes; `more` are keys that override those of its top table."""
     path = pathlib.Path(path)
     written = folders.read_toml("sweep file", path) | more
     try:
@@ -181,7 +181,7 @@ def law_of(sweep: SweepConfig) -> Trials | None:
 
 
 def _base_of(base: Values, varied: Values) -> Values:
-    """The fields of `[base]` for a point. Where algorithms vary, those that its own does not take are left out."""
+    """The fields of `[base]` for a point. If algorithms vary, those that its algorithm does not take are left out."""
     algorithm = str(varied.get("algorithm"))
     if algorithm not in CATALOGUE and not own_code.is_file_name(algorithm):
         return base
@@ -189,7 +189,7 @@ def _base_of(base: Values, varied: Values) -> Values:
 
 
 def options_for(entry: Entry[Any], values: Values) -> Values:
-    """The values, of several algorithms, that one of them takes."""
+    """The values that an algorithm takes, of values for several algorithms."""
     taken, apart = options_of(entry) | own_numbers(values), () if entry.private else OF_PRIVATE
     effective = {name: option.default for name, option in taken.items()} | dict(values)
     return {
@@ -205,15 +205,15 @@ def collect(
     refusals: tuple[type[Exception], ...] = (errors.ConfigurationError,),
 ) -> list[T]:
     """Call `make` with the index of each point. Raises one ConfigurationError for all the points that it refuses."""
-    made, refused = [], []
+    results, refused = [], []
     for index, values in enumerate(points):
         try:
-            made.append(make(index))
+            results.append(make(index))
         except refusals as error:
             refused.append((values, str(error)))
     if refused:
         raise refuse_points(len(points), refused)
-    return made
+    return results
 
 
 def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.ConfigurationError:
@@ -312,7 +312,7 @@ def _known_options(sweep: SweepConfig) -> Options:
 
 
 def _code(checksums: Mapping[str, str]) -> Values:
-    """The checksums of user-defined code, which a digest covers too."""
+    """The checksums of user-defined code as a part of a digest."""
     return {"code": dict(checksums)} if checksums else {}
 
 

@@ -32,10 +32,10 @@ class PreparedPoint:
     index: int
     id: str
     values: Values  # axes, then the seed
-    config: Mapping[str, Any]  # of the run; of a sweep in Python only rounds, epsilon and delta
+    config: Mapping[str, Any]  # of the run; in a sweep from Python only rounds, epsilon and delta
     job: Job
     guarantee: Guarantee
-    point: Point | None = None  # that it is of, in a sweep of configurations
+    point: Point | None = None  # its description in a sweep of configurations
 
 
 class Sources:
@@ -53,7 +53,7 @@ class Sources:
         return self._built[key]
 
     def share(self, data: FederatedData) -> FederatedData:
-        """The same data, which shares the arrays of records with an equal data set that is known already."""
+        """The same data, with the record arrays of an equal data set if one is known."""
         leaves, shape = jax.tree.flatten((data.x, data.y, data.x_test, data.y_test))
         arrays = [np.ascontiguousarray(a) for a in leaves]
         key = (shape, *((a.shape, a.dtype.str, zlib.crc32(a.view(np.uint8).reshape(-1).data)) for a in arrays))

@@ -62,11 +62,11 @@ class Program:
 
     vmapped   a device runs its points all at once; else one after another, with the arithmetic of a single run;
     slots     points that a device holds;
-    max_evaluations  of a point.
+    max_evaluations  the most evaluations of a point.
     """
 
     mesh: Mesh
-    model: Model  # its structure; values that it never trains are given to each call, the same for all points
+    model: Model  # its structure; untrained values are arguments of each call, equal for all points
     execution: Execution  # of one point, on one device
     train_metrics: bool
     vmapped: bool
@@ -97,7 +97,7 @@ class Program:
         """Bring a device's first `count[0]` points from their evaluation `first` to their evaluation `last`.
 
         Shapes: points and running (slots, ...), records (1, ...), count (1,); returns running and the observation at
-                each evaluation (slots, evaluations, ...), zeros where none is made.
+                each evaluation (slots, evaluations, ...), zeros for others.
         """
         shared, model = jax.tree.map(lambda a: a[0], records), joined(self.model, frozen)
 
@@ -179,7 +179,7 @@ class Program:
     def shapes(
         self, algorithm: Algorithm, partition: dict[str, Any], records: FederatedData, frozen: Any
     ) -> tuple[Points, FederatedData, Any, Any]:
-        """The arguments of `compile` for points like this one, as shapes: nothing is placed before it surely fits."""
+        """The arguments of `compile` for points like this one, as shapes: nothing is placed before it fits."""
         spread, devices = NamedSharding(self.mesh, P(AXIS)), self.mesh.size
 
         def many(count: int, tree: Any, kind: Any = None) -> Any:

@@ -59,7 +59,7 @@ def read_selection_cost(
 def cost_by_metric(
     cost: Mapping[str, Any], records: Sequence[Record], measure: Measure | None = None
 ) -> dict[str, Any]:
-    """The cost of choosing where settings are compared by a metric: none is stated for one of private records."""
+    """The cost of choosing by a metric; it has no epsilon for a metric of private records."""
     held = any(record.get("clients") is not None for record in records)
     what = private_records(held, measure or metric_of(records, None))
     private = any(math.isfinite(proved_epsilon(record)) for record in records)
@@ -67,7 +67,7 @@ def cost_by_metric(
 
 
 def cost_statement(cost: Mapping[str, Any] | None, folder: pathlib.Path | None) -> str | None:
-    """The cost of choosing in one line, and the file that says more, if there is one."""
+    """The cost of choosing in one line, with the file that says more if there is one."""
     if cost is None:
         return None
     return cost["short"] if folder is None else f"{cost['short']}; {folders.quote_path(folder)}/{SELECTION} says more"

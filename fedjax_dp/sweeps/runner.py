@@ -62,7 +62,7 @@ class SweepPlan(NamedTuple):
     entries: list[list[PreparedPoint]]
     seconds: list[float]  # estimates, if all points run to their end
     prepare_s: float
-    halving: Halving | None = None  # by which most points stop before
+    halving: Halving | None = None  # stops most points early
     search: str | None = None  # the progress of a search in words
 
     def part(self, ids: Collection[str]) -> "SweepPlan":
@@ -150,7 +150,7 @@ def compile_plan(
     parts: int | None = None,
     known: dict[Any, tuple[JobGroup, Sample]] | None = None,
 ) -> SweepPlan:
-    """Groups of the entries, compiled and timed; see `JobGroup` for the options.
+    """Group, compile and time the entries; see `JobGroup` for the options.
 
     known  groups by structure, which are reused and extended.
     Raises: ConfigurationError if a point does not fit the memory, and for all points where user-defined code fails
@@ -218,8 +218,8 @@ def execute(
             def progress(done: float, before: int = watch.done) -> None:
                 show(watch.texts(before + done))
 
-            begun = {at: before[entry.id] for at, entry in enumerate(entries) if entry.id in before}
-            for index, outcome in group.run(progress, with_params=with_params, until=until, before=begun):
+            earlier = {at: before[entry.id] for at, entry in enumerate(entries) if entry.id in before}
+            for index, outcome in group.run(progress, with_params=with_params, until=until, before=earlier):
                 if outcome.running is not None:
                     room -= sum(leaf.nbytes for leaf in jax.tree.leaves(outcome.running))
                     stopped |= {entries[index].id: outcome} if room >= 0 else {}

@@ -41,11 +41,11 @@ class Search(Generic[P]):
         self.make_points: Callable[[Sequence[Values], int], list[P]] = make_points
         self.points: dict[str, P] = {}
         verbosity = optuna.logging.get_verbosity()
-        optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would say that it begins
+        optuna.logging.set_verbosity(optuna.logging.WARNING)  # it would announce itself
         self._study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=search_seed))
         optuna.logging.set_verbosity(verbosity)
         self._space = {name: _distribution(axis) for name, axis in axes.items()}
-        self._proposed: list[list[P]] = []  # of all trials, one for each seed
+        self._proposed: list[list[P]] = []  # the points of each trial, one for each seed
         self._reported = 0
 
     def next_points(self, results: Mapping[str, Record]) -> list[P]:
@@ -66,13 +66,13 @@ class Search(Generic[P]):
         return f"search tpe: trials {self._reported + 1:,} to {len(self._proposed):,} of {self.trials:,}"
 
     def _propose(self) -> None:
-        begun = len(self._proposed)
-        drawn: list[Values] = []
-        for _ in range(min(self.batch, self.trials - begun)):
+        first = len(self._proposed)
+        values: list[Values] = []
+        for _ in range(min(self.batch, self.trials - first)):
             params = self._study.ask(self._space).params
             entries = [_at(axis, params[name]) for name, axis in self.axes.items()]
-            drawn.append({field: value for entry in entries for field, value in entry.items()})
-        points = self.make_points(drawn, begun * self.seeds)
+            values.append({field: value for entry in entries for field, value in entry.items()})
+        points = self.make_points(values, first * self.seeds)
         for point in points:
             self.points.setdefault(point.id, point)
         self._proposed += [points[at : at + self.seeds] for at in range(0, len(points), self.seeds)]
@@ -99,7 +99,7 @@ def search_of(sweep: SweepConfig) -> Search[Point]:
     """The search of a sweep of configurations."""
     return Search(
         sweep.axes_by_name,
-        lambda drawn, first: points_of(sweep, drawn, first),
+        lambda values, first: points_of(sweep, values, first),
         trials=sweep.trials or 0,
         seeds=len(sweep.seeds),
         batch=sweep.search_batch,

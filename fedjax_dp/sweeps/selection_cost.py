@@ -18,7 +18,7 @@ from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import without_epsilon
 from fedjax_dp.tasks.measures import private_records
 
-# Fields that may vary between trials without changing what is released, if the trials at hand agree in that.
+# Fields that may vary between trials without changing what is released, if these trials release the same.
 FREE = {
     "learning_rate",
     "clip_norm",
@@ -76,14 +76,14 @@ GROWN = (
 
 def cost_of_choosing(
     entries: Sequence[PreparedPoint],
-    drawn: bool,
+    is_random: bool,
     law: Trials | None,
     screen: Screen,
     by_results: ByResults | None = None,
 ) -> dict[str, Any] | None:
     """The cost as one JSON object with a `statement`; None for a sweep without privacy. Its epsilon may be None.
 
-    drawn  whether the points were drawn at random: nothing is known of other points that could have been drawn;
+    is_random  whether the points were drawn at random: other points that could have been drawn are unknown;
     law    distribution of their number, if it was drawn. For a fixed grid a geometric one is shown for comparison.
     by_results  the decision that depended on results of points, if any.
         growth, search  which points there are. The sum of all is then no epsilon: composition theorems need the budget
@@ -114,7 +114,7 @@ def cost_of_choosing(
     ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
     alike = len({(seed, tuple(ledger)) for seed, ledger in zip(seeds, ledgers)}) == len(set(seeds))
     varied = {name.split(".")[-1] for entry in private for name in entry.values if name != "seed"}
-    known = not by_results and (not drawn or (alike and varied <= FREE))  # all that a trial may release
+    known = not by_results and (not is_random or (alike and varied <= FREE))  # all releases of a trial are known
     trials = (law or NegativeBinomialTrials.of_mean(settings)) if known else None
     try:
         with screen.bar("cost of choosing", total=1) as show:

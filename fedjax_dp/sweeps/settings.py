@@ -14,10 +14,10 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import mark_of, spends
 from fedjax_dp.tasks.measures import Measure, Measures, baseline_in_words, measures_of
 
-Record = dict[str, Any]  # of a point, as a sweep's folder has it
+Record = dict[str, Any]  # of a point, as in a sweep's folder
 CONFIDENCE = 0.95
-OWN, SHARED = "personal_mean", "client_mean"  # in histories: over clients, of their own models and of the shared one
-NOTHING = {"name": "", "loss": {"words": "loss", "unit": "", "signed": True}, "metrics": []}  # of no point is known
+OWN, SHARED = "personal_mean", "client_mean"  # in histories: over clients, of personal models and the shared one
+NOTHING = {"name": "", "loss": {"words": "loss", "unit": "", "signed": True}, "metrics": []}  # the task of no points
 
 
 class Interval(NamedTuple):
@@ -110,7 +110,7 @@ def deployment_mark(records: Iterable[Record]) -> str:
 
 
 def epsilon_terms(records: Iterable[Record], *, view: bool = False) -> list[str]:
-    """What the proved epsilons are of: delta, unit, adjacency and perhaps view, or that points differ in them."""
+    """The terms of the proved epsilons: delta, unit, adjacency and perhaps view, or that points differ in them."""
     private = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
     names = {"delta": "delta {:g}", "unit": "one {}", "adjacency": "{}"} | ({"view": "view {}"} if view else {})
     parts = []
@@ -226,9 +226,9 @@ def baseline_of_records(records: Iterable[Record]) -> str:
 
 
 def epsilon_places(settings: Iterable[Setting]) -> list[float]:
-    """Where settings stand on an axis of epsilon, in their order: at the proved epsilon, infinite or NaN as it is.
+    """Positions of settings on an axis of epsilon, in their order: the proved epsilon, also infinite or NaN.
 
-    Noise is found for a budget to a precision only. Epsilons that may be of one budget stand at the largest of them.
+    Noise meets a budget only to a precision: epsilons that may have the same budget share the largest as position.
     """
     epsilons = [setting.epsilon for setting in settings]
     places: dict[float, float] = {}
@@ -240,7 +240,7 @@ def epsilon_places(settings: Iterable[Setting]) -> list[float]:
 
 
 def judge_of(metric: Measure) -> Measure:
-    """The metric that settings are compared by where `metric` is shown: itself, if it has a better direction."""
+    """The metric that settings are compared by if `metric` is shown: `metric` itself if it has a better direction."""
     return metric.judge or metric
 
 
@@ -256,7 +256,7 @@ def rank_settings(settings: Iterable[Setting], metric: Measure) -> list[Setting]
 
 
 def pick_or_stopped(settings: Sequence[Setting], metric: Measure) -> Setting | None:
-    """The best of some settings, else one that halving stopped, else None, as all have failed."""
+    """The best of some settings, else one that halving stopped, else None if all have failed."""
     return pick(settings, metric) or next((setting for setting in settings if setting.stopped_points), None)
 
 

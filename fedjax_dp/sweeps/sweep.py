@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Called with points, records of some of them, what keeps others, and the parts in which a cohort is added up.
+# Called with points, known records, a function that keeps new ones, and the number of partial sums over a cohort.
 Run = Callable[[Sequence[PreparedPoint], Sequence[Record], Keep, int | None], None]
 
 
@@ -203,11 +203,11 @@ def sweep(
 ) -> Sweep:
     """Run an algorithm at every point of `axes`, with every seed, as few compiled programs.
 
-    algorithm  a value, of which axes name fields: `learning_rate`, `clip_norm`, `batches.size`, ...; or a function of
+    algorithm  a value whose fields axes name: `learning_rate`, `clip_norm`, `batches.size`, ...; or a function of
                the axes that makes one, such as `functools.partial(fdp.dpnfl, cohort_size=10, ...)`;
     data       for all seeds, or a function of the seed;
     axes       lists and ranges of `sweeps.axes`; `rounds`, `epsilon` and `delta` may vary too;
-    seeds      a number of them, or which;
+    seeds      their number, or a list of them;
     trials     number of points to draw at random, by `search_seed`, instead of the whole grid;
     search     "tpe" lets Optuna propose the `trials` from earlier results, `search_batch` at once, see
                `sweeps.search`;
@@ -215,8 +215,8 @@ def sweep(
                halving, see `sweeps.halving`; points that stop there are marked, and never the best;
     out        a folder where points are stored as they finish; the same call continues an interrupted sweep, and one
                with more values or seeds runs only the new points.
-    The rest is as for `fedjax_dp.run`. On a CPU model and test metrics of every point equal its single run's bit
-    for bit.
+    The other options are those of `fedjax_dp.run`. On a CPU, model and test metrics of every point equal those of its
+    single run bit for bit.
     Raises: ConfigurationError for all points that cannot run, before any runs.
     """
     screen = Screen(quiet=not progress)
@@ -239,8 +239,8 @@ def sweep(
     for field in (one for joined in parsed for one in spans.fields_of(joined)):
         if field in ("epsilon", "delta") and common[field] is not None:
             raise errors.refuse(field, common[field], "left out where it is an axis", "drop one of them")
-    drawn = spans.grid(parsed) if trials is None else spans.random_points(parsed, trials, search_seed)
-    points, sources = spans.with_seeds(drawn, chosen), Sources()
+    seedless = spans.grid(parsed) if trials is None else spans.random_points(parsed, trials, search_seed)
+    points, sources = spans.with_seeds(seedless, chosen), Sources()
     datas = {seed: data(seed) if callable(data) else data for seed in chosen}
     for each in datas.values():
         require_clients(each)
@@ -264,9 +264,9 @@ def sweep(
         identity = str(index) if out is None else _identity(values, job, digests[seed])
         return PreparedPoint(index, identity, values, run_options, job, promise.without_attack())
 
-    def prepare_drawn(drawn: Sequence[Values], first: int = 0) -> list[PreparedPoint]:
-        points[first:] = spans.with_seeds(drawn, chosen)
-        refusals = (TypeError, ValueError)  # also values of a kind that their place cannot take
+    def prepare_points(seedless: Sequence[Values], first: int = 0) -> list[PreparedPoint]:
+        points[first:] = spans.with_seeds(seedless, chosen)
+        refusals = (TypeError, ValueError)  # also values of a type that their field cannot take
         return collect(points[first:], lambda at: prepare_point(first + at), refusals)
 
     if halving is not None:
@@ -277,7 +277,7 @@ def sweep(
     folder = None if out is None else pathlib.Path(out)
     if trials is not None and search == "tpe":
         batches = Search(
-            parsed, prepare_drawn, trials=trials, seeds=len(chosen), batch=search_batch, search_seed=search_seed
+            parsed, prepare_points, trials=trials, seeds=len(chosen), batch=search_batch, search_seed=search_seed
         )
         batches.next_points(_stored_records(folder))
         entries = sorted(batches.points.values(), key=lambda entry: entry.index)
@@ -285,7 +285,7 @@ def sweep(
         planned_points = trials * len(chosen)
         settings_text = f" search {search} {search_seed} {search_batch} {trials}"
     else:
-        entries = prepare_drawn(drawn)
+        entries = prepare_points(seedless)
         planned_points, settings_text = len(entries), f" halving {halving}" if rungs else ""
     names = spans.varied_fields(points)
 
@@ -295,7 +295,7 @@ def sweep(
         return cost_of_choosing(entries, trials is not None, None, screen, by_results)
 
     if folder is not None:
-        always = search_batch * len(chosen) if search == "tpe" else len(points)  # known before there are results
+        always = search_batch * len(chosen) if search == "tpe" else len(points)  # points known before any result
         ids = sorted(entry.id for entry in entries if entry.index < always)
         own = hashlib.sha256("".join([*ids, settings_text]).encode()).hexdigest()[:12]
         manifest = folders.manifest_of(name, own, names, chosen, planned_points, halving)
@@ -319,7 +319,7 @@ def run_sweep(
 ) -> Sweep:
     """Run or continue a sweep of configurations in the folder `out`. Finished points are not run again.
 
-    Every point is checked before anything runs. Seeds and values may have been added since the folder was made: then
+    Every point is checked before anything runs. If seeds and values were added since the folder was made,
     only the new points are run.
     only_plan  stop at the plan, which is `plan` of the result; nothing is written;
     ray        address of a Ray cluster whose workers run the points, or "local"; `ray_cpus` cores for each;
@@ -334,7 +334,7 @@ def run_sweep(
     devices.cache_programs()
     search, sources = None, Sources()
     if sweep.search == "random":
-        points = {point.id: point for point in reversed(expand(sweep))}  # of equal random points the first
+        points = {point.id: point for point in reversed(expand(sweep))}  # the first of equal random points
     else:
         search = search_of(sweep)
         search.next_points(_stored_records(out))
@@ -426,7 +426,7 @@ def _run_in_folder(
     run: Run,
 ) -> Sweep:
     """Run the points that a folder lacks, and finish it if `price` is given; `text` is the sweep's TOML."""
-    for package in ("pandas", "pyarrow") if price is not None else ():  # which write its tables in the end
+    for package in ("pandas", "pyarrow") if price is not None else ():  # they write the tables
         errors.require_installed(package, "tables", "for the tables of a sweep")
     with folders.lock(out, manifest, places, text, screen) as (own, held):
         finished = len(_finished_ids(held)) == own["points"]
@@ -459,7 +459,7 @@ def _local_run(screen: Screen, rungs: Halving | None, with_params: bool = True) 
 
 
 def _finished_ids(held: Iterable[Record]) -> set[str]:
-    """The ids of finished points. One that failed because of the machine runs again."""
+    """The ids of finished points. A failed point runs again."""
     return {record["point"] for record in held if record["status"] != "failed"}
 
 
@@ -472,7 +472,7 @@ def _identity(values: Values, job: Job, data: str) -> str:
     """12 hexadecimal digits of everything that decides a point, equal in every process."""
     run = job.run
     leaves, structure = jax.tree.flatten(run.algorithm)
-    words = (  # the form may not change: folders go on by it
+    words = (  # the form may not change: it lets folders continue
         f"{structure} {run.model!r} {values!r} Job(algorithm=None, data=None, model=None, rounds={run.rounds!r}, "
         f"seed={run.seed!r}, evaluate_every={job.evaluate_every!r}, train_metrics={job.train_metrics!r}, "
         f"chunk_size={job.chunk_size!r}, parts={job.parts!r})"

@@ -1,6 +1,6 @@
 """A sweep as tables: every evaluation in a row, every setting in a row, and the best setting.
 
-pandas is imported where it is used: it is slow to load, and choosing and drawing do without.
+pandas is imported where it is used: it is slow to load, and choosing and drawing do not need it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Best(NamedTuple):
     guarantee: dict[str, Any]  # of the seed with the largest epsilon; empty where none is known
     guarantee_epsilon: float  # that epsilon; infinite without privacy, NaN where none is known
     considered: int  # settings that were compared
-    excluded: dict[str, int]  # settings that were not, by reason
+    excluded: dict[str, int]  # settings that were not compared, by reason
     statement: str | None = None  # what choosing among the settings costs in privacy; None: not known
 
     def _card(self) -> Card:
@@ -113,7 +113,7 @@ def tidy(records: Iterable[Record], axes: Sequence[str]) -> pandas.DataFrame:
 def column(values: Sequence[Any], empty: type = str) -> pandas.Series:
     """A column of one type, which CSV and Parquet keep. `empty` is the type of a column without any value.
 
-    Integers and truth values with gaps are pandas' own types with gaps; what is no number stands as text.
+    Integers and truth values with gaps become pandas' nullable types; other values become text.
     """
     import pandas
 
@@ -179,7 +179,7 @@ def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
 def best(
     records: Iterable[Record], axes: Sequence[str], metric: str | None = None, epsilon_at_most: float | None = None
 ) -> Best:
-    """The setting with the best mean of `metric` at the last evaluated round; of equal ones the first in the plan.
+    """The setting with the best mean of `metric` at the last evaluated round; ties go to the first in the plan.
 
     The metric is the task's main one by default, of personal models if all points have some. Settings are compared if
     all their seeds are done and have the metric, if they have as many seeds as the others, and if their proved epsilon
@@ -243,7 +243,7 @@ def _obstacle(setting: Setting, metric: Measure, epsilon_at_most: float | None, 
 def _nothing_fits(
     excluded: dict[str, int], epsilon_at_most: float | None, reachable: Sequence[float]
 ) -> errors.ConfigurationError:
-    """The refusal where no setting can be chosen; `reachable` are the epsilons of those that only epsilon excludes."""
+    """The refusal if no setting can be chosen; `reachable` are the epsilons of settings that only epsilon excludes."""
     why = excluded_in_words(excluded) or "no finished point"
     known = [epsilon for epsilon in reachable if not math.isnan(epsilon)]
     if epsilon_at_most is None or not known:
@@ -254,7 +254,7 @@ def _nothing_fits(
 
 
 def excluded_in_words(excluded: dict[str, int]) -> str:
-    """`5 settings left out: 3 with a failed seed, 2 with epsilon above 1`; empty where none was."""
+    """`5 settings left out: 3 with a failed seed, 2 with epsilon above 1`; empty if none was."""
     count = sum(excluded.values())
     reasons = ", ".join(f"{many} {reason}" for reason, many in excluded.items())
     return f"{count} setting{'' if count == 1 else 's'} left out: {reasons}" if excluded else ""

@@ -37,9 +37,9 @@ class Winner(NamedTuple):
     values: dict[str, Any]  # of these axes
     setting: Setting | None  # None if none is comparable
     score: Interval  # of its metric over its seeds
-    difference: Interval  # to the winner of the algorithm compared against at the same values, over the seeds of both
+    difference: Interval  # to the winner of `against` at the same values, over the seeds of both
     settings: int  # number of settings that were compared
-    excluded: dict[str, int]  # number of settings that were not, by reason
+    excluded: dict[str, int]  # number of settings that were not compared, by reason
 
 
 class Winners(NamedTuple):
@@ -171,7 +171,7 @@ def winners(
         raise errors.refuse("sweep", "no finished point", "one with a finished point", "wait for the first")
     algorithms = list(dict.fromkeys(setting.values["algorithm"] for setting in settings if "algorithm" in chosen))
     if against is not None and not algorithms:
-        raise errors.refuse("against", against, "left out where the best is not of each algorithm", "add it to by")
+        raise errors.refuse("against", against, "left out unless the best is of each algorithm", "add it to by")
     if against is not None:
         errors.require_choice("against", against, algorithms)
     reference = (against or algorithms[0]) if len(algorithms) > 1 else None

@@ -85,13 +85,13 @@ def again(self, key, step, model, params, records):
     [
         pytest.param(
             {"size": in_l2},
-            "standard deviation of its noise over what its event says",
+            "standard deviation of its noise over that of its event",
             id="norm",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             {"gradient": fainter},
-            "standard deviation of its noise over what its event says",
+            "standard deviation of its noise over that of its event",
             id="size",
             marks=pytest.mark.exhaustive,  # CI: the same line of a wrong norm
         ),

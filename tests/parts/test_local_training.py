@@ -141,5 +141,5 @@ def test_records_that_pass_the_privatizer_by_are_found_out(spoil):
 @pytest.mark.slow
 def test_releases_before_the_first_round_are_believed_of_the_projects_own_local_steps_alone():
     warm = fdp.value(restates(OwnHead)(type("Warm", (OwnHead,), {"initial_release": True})))
-    with pytest.raises(ConfigurationError, match="before the first round are understood of LocalSgd alone"):
+    with pytest.raises(ConfigurationError, match="before the first round are supported by LocalSgd alone"):
         fdp.guarantee(with_own_head(PRIVATE, warm), DATA, **ASKED)

@@ -438,7 +438,7 @@ def test_a_sweep_over_a_value_goes_on_in_its_folder(data, tmp_path):
 
 FOUND = {"epsilon": 4.0, "delta": 0.1}
 BAD = [
-    ({"axes": {"learning_rate": ["a"]}}, "learning_rate must be of the kind of 0.3, got 'a'"),
+    ({"axes": {"learning_rate": ["a"]}}, "learning_rate must be of the type of 0.3, got 'a'"),
     ({"axes": {"batches.size": [2], "batch_size": [3]}}, "axes must be of different numbers"),
     ({"axes": None}, "axes must be names with lists or ranges, got None"),
     ({"axes": {"clip_nrom": [1.0]}}, "did you mean clip_norm"),

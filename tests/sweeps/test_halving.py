@@ -90,7 +90,7 @@ def test_a_point_is_left_to_run_up_to_where_it_stands():
 
 def test_what_cannot_be_halved_is_refused():
     values = [{"learning_rate": rate, "seed": 0} for rate in (1, 2)]
-    assert "a rung stands before the last round" in refusal(lambda: Halving.of(values, [(1, 2)] * 2, 3, 1))
+    assert "a rung comes before the last round" in refusal(lambda: Halving.of(values, [(1, 2)] * 2, 3, 1))
     assert "rounds or evaluate_every vary" in refusal(lambda: Halving.of(values, [(1, 2), (2,)], 2, 1))
     for wrong in (1, 0, -3):
         assert "halving must be an integer from 2" in refusal(lambda wrong=wrong: sweep_of(halving=wrong))

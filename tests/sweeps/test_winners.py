@@ -177,7 +177,7 @@ def test_the_report_has_the_same_table():
     [
         ({"by": ["epsilom"]}, "did you mean epsilon"),
         ({"against": "dp_three"}, "against must be one of"),
-        ({"by": ["epsilon"], "against": "dp_one"}, "against must be left out where the best is not of each algorithm"),
+        ({"by": ["epsilon"], "against": "dp_one"}, "against must be left out unless the best is of each algorithm"),
         ({"by": []}, "by must be axes of the sweep"),
     ],
 )
