@@ -30,10 +30,10 @@ LEAF = Vocabulary(len(LEAF_CHARACTERS), pad=-1)  # every row is full
 def windows(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
     """LEAF's windows, texts of `length + 1` characters that begin one character apart, as next-character sequences.
 
-    For task `classes` only the character after a window is a target.
-    With a stride s, of windows that follow one another only each s-th is kept; at a stride of `length` each character
-    is the target of one record. Without a test split the last tenth of every client's windows is held out, and those
-    before that share characters with it are dropped. A client's windows are of one text, its lines joined.
+    For task `classes` the only target is the character after a window.
+    A stride s keeps every s-th of consecutive windows; at a stride of `length` each character is the target of one
+    record. Without a test split the last tenth of every client's windows is held out, and the windows before it that
+    share characters with it are dropped. All windows of a client count as one text.
     """
     convention = reading.convention or "leaf"
     table, vocabulary = _table(convention)
@@ -44,16 +44,16 @@ def windows(name: str, where: str, train: RecordTable, test: RecordTable | None,
         if part is not None:
             text, clients = "".join(part["rows"]).encode("utf-32-le", "surrogatepass"), part.clients
             points = np.frombuffer(text, np.uint32).reshape(-1, length + 1)
-            kept, chains = _thin(points, clients, stride)
+            numbers, chains = _thin(points, clients, stride)
             chained &= part is test or chains == len(np.unique(clients))
-            ids = table[np.minimum(points[kept], len(table) - 1)]
+            ids = table[np.minimum(points[numbers], len(table) - 1)]
             if ids.min() < 0:
-                stranger = chr(points[kept][ids < 0][0])
+                stranger = chr(points[numbers][ids < 0][0])
                 wanted, remedy = "one of LEAF's 80", "--convention tff gives unknown ones an id"
                 raise damage_error(f"{where}: character", repr(stranger), wanted, remedy)
-            parts.append(RecordTable(clients[kept], ids=ids))
-            if len(kept) < len(points):
-                notes.append(f"stride {stride}: {len(kept):,} of {len(points):,} windows are kept")
+            parts.append(RecordTable(clients[numbers], ids=ids))
+            if len(numbers) < len(points):
+                notes.append(f"stride {stride}: {len(numbers):,} of {len(points):,} windows are kept")
     if test is None:
         gap = -(-length // stride)
         notes.append(f"no test split: the last {TEST_FRACTION:.0%} of every client's windows; {gap} before are dropped")
@@ -77,9 +77,9 @@ def windows(name: str, where: str, train: RecordTable, test: RecordTable | None,
 def snippets(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
     """Snippets of bytes as next-character sequences, `(length,)`, each between BOS and EOS.
 
-    tff     snippet by snippet, rows that share nothing: a stride of length + 1;
+    tff     each snippet by itself, in rows without common ids: a stride of length + 1;
     fedjax  a client's snippets end to end, so that every id but the first is a target once: a stride of length.
-    What is cut, a snippet or all of a client's end to end, is a text.
+    A text is a snippet, or all snippets of a client end to end.
     """
     convention = reading.convention or "tff"
     errors.require_choice("convention", convention, ("tff", "fedjax"))
@@ -108,9 +108,9 @@ def snippets(name: str, where: str, train: RecordTable, test: RecordTable | None
 def _bound_texts(
     train: RecordTable, texts: np.ndarray, width: int, stride: int, most: int | None, chained: bool = True
 ) -> dict[str, Any]:
-    """Note of which text each training window is, where a text or a token has at most so many; returns the bounds.
+    """The bounds on windows per token and per text; stores the text of each training window if there are any.
 
-    chained  whether the windows of a text are known to begin `stride` apart, so that a token stands in a few alone.
+    chained  whether the windows of a text are known to begin `stride` apart, which bounds the windows of a token.
     """
     bounds = [UnitBound(Unit.TOKEN, -(-width // stride))] if chained else []
     if most is not None:
@@ -121,7 +121,7 @@ def _bound_texts(
 
 
 def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:
-    """The id of each character below 256, -1 where it has none; the last one's is that of all others."""
+    """The ids of the characters below 256, -1 for none; all others share the id of the last one."""
     if convention == "leaf":
         vocabulary, unknown = LEAF, -1
         known = {character: place for place, character in enumerate(LEAF_CHARACTERS)}
@@ -132,21 +132,21 @@ def _table(convention: str) -> tuple[np.ndarray, Vocabulary]:
 
 
 def _thin(points: np.ndarray, owners: np.ndarray, stride: int) -> tuple[np.ndarray, int]:
-    """Each `stride`-th of windows that follow one another in the file, by their numbers; how many chains there are."""
+    """The numbers of every `stride`-th of consecutive windows in the file, and the number of chains."""
     follows = np.append(False, (points[:-1, 1:] == points[1:, :-1]).all(1) & (owners[1:] == owners[:-1]))
     at = np.arange(len(points))
-    begun = np.maximum.accumulate(np.where(follows, 0, at))
-    return np.flatnonzero((at - begun) % stride == 0), int(np.sum(~follows))
+    begin = np.maximum.accumulate(np.where(follows, 0, at))
+    return np.flatnonzero((at - begin) % stride == 0), int(np.sum(~follows))
 
 
 def _tails(where: str, owners: np.ndarray, gap: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of every client's windows, in the file's order, the first ones to train on and the last ones to test on."""
+    """The first windows of every client, for training, and its last ones, for testing, in the file's order."""
     train, tests = [], []
     for name in np.unique(owners):
         rows = np.flatnonzero(owners == name)
-        tested = min(int(TEST_FRACTION * len(rows)), max(0, len(rows) - gap - 1))
-        train.append(rows[: len(rows) - tested - (gap if tested else 0)])
-        tests.append(rows[len(rows) - tested :])
+        count = min(int(TEST_FRACTION * len(rows)), max(0, len(rows) - gap - 1))
+        train.append(rows[: len(rows) - count - (gap if count else 0)])
+        tests.append(rows[len(rows) - count :])
     if not sum(map(len, tests)):
         wanted = f"more than {10 if gap < 9 else gap + 1} windows of some client, to test on its last ones"
         raise damage_error(

@@ -1,4 +1,4 @@
-"""Tables as records: which columns become features, targets, clients and units, and notes on what looks wrong."""
+"""Tables as records: columns become features, targets, clients and units; notes warn of what looks wrong."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -14,34 +14,34 @@ from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import native
 from fedjax_dp.tools.formats.words import text_classes
 
-LABEL = "label"  # the column of labels, where no other is named
+LABEL = "label"  # the default column of labels
 SPLIT = "split"  # a column that says train or test
-FAR_APART = 100  # ratio of the largest numbers of two columns, above which a note warns
-TEST_FRACTION = 0.2  # of a table that does not say which records are for testing
+FAR_APART = 100  # a note warns if the largest numbers of two columns differ by a larger factor
+TEST_FRACTION = 0.2  # of a table without a test split
 SEVERAL = ("regression", "multi_label")  # tasks whose targets may stand in several columns
 OF_TABLES = ("classes", "binary", *SEVERAL)
 SHOWN = 40  # names in a line
-MISSING = ("", "?")  # words that stand for a missing value, beside those that the user names
-FEW = 16  # rows, or steps from one to the next, in which numbers may look like ids by chance
-TEXT_WORDS = 4  # words of a cell, on average, from which on a column looks like texts
+MISSING = ("", "?")  # words for a missing value, in addition to the user's
+FEW = 16  # rows, or steps between rows, so few that numbers may look like ids by chance
+TEXT_WORDS = 4  # a column whose cells average at least so many words looks like texts
 NAMED_AS_IDS = re.compile(
     r"(?i:(.*[_ .-])?(id|uuid|guid|index|idx|rownum|row|mrn|ssn)|unnamed: \d+)|.*[a-z](ID|Id)"
 )  # the whole name
 
 
 class Columns(NamedTuple):
-    """Which columns of a table are what, by name, and how their cells are read."""
+    """The roles of the columns of a table, by name, and how their cells are read."""
 
     label: str
     client: str | None = None
-    user: str | None = None  # whose records they are, of people with several
-    split: str | None = None  # that says train or test; None: `split`, where there is one
-    features: list[str] | None = None  # None: all others
+    user: str | None = None  # the person of each record, if people have several
+    split: str | None = None  # train or test; None: the column `split` if there is one
+    features: list[str] | None = None  # None: all other columns
     task: str = "classes"
-    drop: Sequence[str] = ()  # columns that are not used
-    categories: Mapping[str, Sequence[Any]] = {}  # words of columns that become a feature for each, 0 or 1
+    drop: Sequence[str] = ()  # unused columns
+    categories: Mapping[str, Sequence[Any]] = {}  # words of columns; each word becomes a feature, 0 or 1
     fill: Mapping[str, Any] | float | None = None  # constants for missing values, or one for all columns of numbers
-    missing: Sequence[Any] = ()  # words and numbers that stand for a missing value, beside MISSING
+    missing: Sequence[Any] = ()  # more words and numbers for a missing value
     standardise: Any = None  # "records", constants (mean, deviation) by column, or a public table
     source: str = ""  # the file of the constants
 
@@ -49,18 +49,18 @@ class Columns(NamedTuple):
 class ColumnTable(NamedTuple):
     """A data frame of some of the records, all with the same columns."""
 
-    where: str  # begins what is refused of it; "": a DataFrame, whose user reads Python's words
+    where: str  # begins its error messages; "": a DataFrame, whose remedies are in Python
     frame: Any
-    owner: str | None = None  # the client whose they all are
+    owner: str | None = None  # the client of all these records
 
 
 def from_frame(name: str, frame: Any, test: Any, **options: Any) -> Dataset:
-    """The data set of a DataFrame; `options` are fields of `Columns` or their texts, None where they are not set."""
+    """The data set of a DataFrame; `options` are fields of `Columns` or their texts, None for the default."""
     return from_tables(name, "", [ColumnTable("", frame)], Columns(**({"label": LABEL} | from_texts(options))), test)
 
 
 def from_texts(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `Columns`, of which some are texts, as on a command line; without those that are None."""
+    """Fields of `Columns` from values or from texts of a command line, without those that are None."""
     return {
         name: TEXTS[name](value) if isinstance(value, str) and name in TEXTS else value
         for name, value in options.items()
@@ -81,7 +81,7 @@ def _pairs(what: str, text: str) -> list[tuple[str, str]]:
 
 
 def _fill(text: str) -> dict[str, Any] | float:
-    """One number for all columns, or a constant of each."""
+    """One number for all columns, or a constant for each."""
     try:
         return float(text)
     except ValueError:
@@ -121,12 +121,12 @@ def from_tables(
     texts: Reading | None = None,
     **about: Any,
 ) -> Dataset:
-    """The data set of tables of the same columns; the name of the file, if any, begins what is refused of them all.
+    """The data set of tables with the same columns; `file`, if any, begins the error messages about all of them.
 
-    test  another table, or a fraction of the records, of every client's where clients are known; None: a column says
-          it, else a fifth;
-    texts  how the one feature, a column of texts, becomes tokens; None: features are numbers;
-    about  what else `make_dataset` takes.
+    test  another table, or a fraction of the records, of every client's if clients are known; None: the split column,
+          or else a fifth;
+    texts  how the only feature, a column of texts, becomes tokens; None: features are numbers;
+    about  further arguments of `make_dataset`.
     """
     where = f"{file}: " if file else ""
     labels, client, task = columns.label.split(","), columns.client, columns.task
@@ -134,7 +134,7 @@ def from_tables(
     first = tables[0].frame
     if columns.label in first.columns or task not in SEVERAL:
         labels = [columns.label]
-    tested = [ColumnTable(where, test)] if hasattr(test, "columns") else []
+    test_tables = [ColumnTable(where, test)] if hasattr(test, "columns") else []
     split = columns.split
     if split is None and test is None and SPLIT in first.columns and SPLIT not in columns.drop:
         split = SPLIT
@@ -142,7 +142,7 @@ def from_tables(
     others = [column for column in first.columns if column not in aside and column not in columns.drop]
     features = columns.features or others
     _check_options(columns, aside, features, tables)
-    everything = [*tables, *tested]
+    everything = [*tables, *test_tables]
     for place, part in enumerate(everything):
         _check_columns(part, tables[0], aside, features, columns.drop, of_test=place >= len(tables))
     if not features:
@@ -175,7 +175,7 @@ def from_tables(
         if task == "binary" and classes != 2:
             raise errors.refuse(f"{where}labels", f"{classes}", "two, for task binary", "or take task classes")
         classes = 1 if task == "binary" else classes
-    if tested:
+    if test_tables:
         train, tests = np.split(np.arange(len(y)), [sum(len(part.frame) for part in tables)])
     elif split is not None:
         train, tests = _by_column(where, complete, split)
@@ -203,12 +203,12 @@ def from_tables(
 
 
 def _remedy(table: ColumnTable, flag: str, argument: str) -> str:
-    """The remedy in the words of a reader of files, or of Python."""
+    """The remedy on the command line for a file, in Python for a DataFrame."""
     return flag if table.where else argument
 
 
 def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence[ColumnTable]) -> None:
-    """Options name features; what is dropped stands in some table."""
+    """Refuse options that name other columns than features, and dropped columns that no table has."""
     constants = columns.standardise if isinstance(columns.standardise, Mapping) else {}
     fill = columns.fill if isinstance(columns.fill, Mapping) else {}
     for option, names in (("categories", columns.categories), ("fill", fill), ("standardise", constants)):
@@ -236,7 +236,7 @@ def _check_options(columns: Columns, aside: Any, features: Any, tables: Sequence
 
 
 def _check_columns(part: ColumnTable, first: ColumnTable, aside: Any, features: Any, drop: Any, of_test: bool) -> None:
-    """The table has records, the named columns once each, and the same ones as the first."""
+    """Refuse a table without records, without a named column, or with other columns than the first table."""
     where, table, columns = part.where, part.frame, list(part.frame.columns)
     if not table.columns.is_unique:
         raise errors.refuse(f"{where}columns", table.columns[table.columns.duplicated()][0], "of different names")
@@ -247,7 +247,7 @@ def _check_columns(part: ColumnTable, first: ColumnTable, aside: Any, features: 
             f"{where}columns of labels, clients, split and features", f"{twice} twice", "different ones"
         )
     differ = {*columns}.symmetric_difference(first.frame.columns).difference(drop)
-    if differ and not of_test:  # in the order of the files, where they stand in them
+    if differ and not of_test:  # the first in the order of the files
         other = next(column for column in (*first.frame.columns, *columns) if column in differ)
         got = f"{other} besides" if other in columns else f"no {other}"
         remedy = f"--drop {other} leaves it out" if other not in aside else "name it alike in all files"
@@ -266,7 +266,7 @@ def _check_columns(part: ColumnTable, first: ColumnTable, aside: Any, features: 
 
 
 def _fill_missing(part: ColumnTable, aside: Sequence[str], features: Sequence[str], columns: Columns) -> ColumnTable:
-    """The table with constants for what is missing in it; refuses what none is stated for."""
+    """The table with constants for missing values; refuses a missing value without a constant."""
     frame, fill = part.frame, columns.fill
     for column in (*aside, *features):
         missing = missing_in(frame[column], columns, column)
@@ -294,13 +294,13 @@ def _fill_missing(part: ColumnTable, aside: Sequence[str], features: Sequence[st
         real = numeric and getattr(frame[column].dtype, "kind", "O") in "iuf"
         frame = frame.copy(deep=False)
         frame[column] = frame[column].astype("float64" if real else object).mask(missing, constant)
-        if numeric:  # the others may be numbers that stood among words
+        if numeric:  # the other cells may be numbers written as text
             frame[column] = frame[column].astype("float64")
     return part._replace(frame=frame)
 
 
 def missing_in(values: Any, columns: Columns, column: str) -> np.ndarray:
-    """Which cells of a column have no value `(records,)`: nothing, or a word for it that is none of its categories."""
+    """Which cells of a column have no value `(records,)`: empty ones, and words for it that are no category."""
     words = {*MISSING, *map(str, columns.missing)}.difference(map(str, columns.categories.get(column, ())))
     missing: np.ndarray = values.isna().to_numpy()
     if getattr(values.dtype, "kind", "O") in "biuf":
@@ -311,7 +311,7 @@ def missing_in(values: Any, columns: Columns, column: str) -> np.ndarray:
 def _features(
     part: ColumnTable, features: Sequence[str], categories: Mapping[str, Sequence[Any]], kind: Any
 ) -> np.ndarray:
-    """The columns as `(records, features)`, those of categories as one of 0 and 1 for each word."""
+    """The columns as `(records, features)`; those of categories have a 0 or 1 for each word."""
     if not categories:
         return _numbers(part, features, kind)
     blocks = [
@@ -324,7 +324,7 @@ def _features(
 
 
 def _texts(where: str, parts: Sequence[ColumnTable], features: Sequence[str], task: str) -> list[str]:
-    """The texts of the one column that is a feature."""
+    """The texts of the only feature."""
     if len(features) > 1:
         got = list_names(features)[:100]
         remedy = "--feature-columns NAME names it, --drop leaves others out"
@@ -369,7 +369,7 @@ def _numbers(part: ColumnTable, features: Sequence[str], kind: Any) -> np.ndarra
 
 
 def _no_number(part: ColumnTable, column: str, missing: np.ndarray) -> Exception:
-    """The error for a column of words, with what was probably meant; `missing` are no words."""
+    """The error for a column of words, with a remedy for the probable intent; `missing` marks empty cells."""
     values = part.frame[column]
     words = [(row, str(value)) for row, value in enumerate(values) if not (missing[row] or _is_number(value))]
     got = f"{words[0][1][:40]!r} in row {words[0][0] + 1}" if words else values.dtype
@@ -396,7 +396,7 @@ def _no_number(part: ColumnTable, column: str, missing: np.ndarray) -> Exception
 
 
 def holds_numbers(values: Any) -> bool:
-    """Whether a column is of numbers, also of such as stand in text."""
+    """Whether a column holds numbers, also if they are written as text."""
     return getattr(values.dtype, "kind", "O") in "biuf" or all(map(_is_number, values))
 
 
@@ -409,7 +409,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _as_word(value: Any) -> str:
-    """A cell as the word of a category: pandas reads whole numbers as 1.0 where another cell of the column is empty."""
+    """A cell as a category; pandas reads whole numbers as 1.0 if another cell of the column is empty."""
     return f"{value:.0f}" if isinstance(value, float | np.floating) and value.is_integer() else str(value)
 
 
@@ -418,7 +418,7 @@ def _shown(words: Sequence[Any]) -> str:
 
 
 def _names(part: ColumnTable, column: str) -> tuple[np.ndarray, bool]:
-    """Labels or ids, whole numbers or words, and whether the numbers were written with a point."""
+    """Labels or ids, whole numbers or words, and whether they were read as floats."""
     values = part.frame[column].to_numpy()
     if values.dtype.kind == "f":
         if not ((values == np.floor(values)) & (np.abs(values) < 2**53)).all():
@@ -429,7 +429,7 @@ def _names(part: ColumnTable, column: str) -> tuple[np.ndarray, bool]:
 
 
 def _by_column(where: str, parts: Sequence[ColumnTable], column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rows that the column says are for training and for testing."""
+    """The rows for training and for testing, by the split column."""
     each = [part.frame[column].to_numpy().astype(str) for part in parts]
     for part, words in zip(parts, each):
         if other := sorted(set(words) - {"train", "test"}):
@@ -444,7 +444,7 @@ def _by_column(where: str, parts: Sequence[ColumnTable], column: str) -> tuple[n
 def _standardise(
     where: str, x: np.ndarray, train: np.ndarray, features: Sequence[str], columns: Columns
 ) -> tuple[np.ndarray, tuple[str, ...], list[str]]:
-    """Features less their means, over their deviations; what was learnt for it; and the note on it."""
+    """Standardised features, what was learnt from the records for them, and a note."""
     widths = [len(columns.categories.get(column, [""])) for column in features]
     places = dict(zip(features, np.cumsum(widths) - widths))
     how, numeric = columns.standardise, [column for column in features if column not in columns.categories]
@@ -484,18 +484,18 @@ def _standardise(
 
 
 def printable(name: Any) -> str:
-    """The name of a column; files may hold what moves a terminal's cursor."""
+    """The name of a column, without characters that control a terminal."""
     return str(name) if str(name).isprintable() else repr(name)
 
 
 def list_names(names: Sequence[Any]) -> str:
-    """Names in a line, not without end."""
+    """The first SHOWN names in a line."""
     shown = ", ".join(map(printable, names[:SHOWN]))
     return shown if len(names) <= SHOWN else f"{shown} and {len(names) - SHOWN:,} more"
 
 
 def _notes_on(parts: Sequence[ColumnTable], features: Sequence[str], columns: Columns) -> list[str]:
-    """What became a feature, by name, and what looks as if it should not have."""
+    """Notes: the names of the features, and warnings of those that look like ids."""
     shown = [
         f"{column} ({len(columns.categories[column])} categories)" if column in columns.categories else column
         for column in features
@@ -509,7 +509,7 @@ def _notes_on(parts: Sequence[ColumnTable], features: Sequence[str], columns: Co
 
 
 def _why_an_id(parts: Sequence[ColumnTable], column: str, client: str | None) -> str:
-    """Why a column of numbers may be no feature; "": nothing speaks for it."""
+    """Why a column of numbers looks like an id; "": it does not."""
     if NAMED_AS_IDS.fullmatch(str(column)):
         return "by its name"
     blocks = [part.frame[column].to_numpy() for part in parts]
@@ -528,7 +528,7 @@ def _why_an_id(parts: Sequence[ColumnTable], column: str, client: str | None) ->
 
 
 def _all_differ(blocks: Sequence[np.ndarray]) -> bool:
-    """Whether no value stands in two rows: of all tables, or of each, where each has more than a few."""
+    """Whether no value occurs twice in all tables, or in each if each has more than a few rows."""
     alone = [len(block) >= FEW and len(np.unique(block)) == len(block) for block in blocks]
     values = np.concatenate(blocks)
     return all(alone) or len(np.unique(values)) == len(values) >= FEW

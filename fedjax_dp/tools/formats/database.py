@@ -1,7 +1,7 @@
-"""SQLite files, packed by lzma or xz or not: opened so that nothing in them runs, and read row by row.
+"""SQLite files, also packed by lzma or xz, read row by row without running any code in them.
 
-Memory: a page cache of a few MiB. A packed database is expanded on disk, in a temporary file that loses its name as
-soon as SQLite has it open.
+Memory: a page cache of a few MiB. A packed database is expanded on disk, in a temporary file that is unlinked as soon
+as SQLite has opened it.
 """
 
 import contextlib
@@ -18,23 +18,23 @@ from fedjax_dp.data.files import check_growth, damage_error, readable, unpack_lz
 
 MAGIC = b"SQLite format 3\0"
 PACKED = (b"\x5d", b"\xfd7zXZ\0")  # lzma alone with its usual properties, xz
-HEADER = 100  # bytes, with the size of a page, and how many there are
+HEADER = 100  # bytes; it has the size and the number of pages
 LARGEST_RECORD = 1 << 26
 WANTED = "an SQLite database, perhaps packed by lzma or xz"
 READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
 
 
 def is_database(beginning: bytes) -> bool:
-    """Whether a file that begins so may be one of these."""
+    """Whether a file with this beginning may be a database."""
     return beginning.startswith((MAGIC, *PACKED))
 
 
 @contextlib.contextmanager
 def open_file(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
-    """The database, for reading tables alone.
+    """The database, opened only to read tables.
 
-    Raises: ConfigurationError for what is none, also within the block; errors.StorageError where there is no
-    room to expand it.
+    Raises: ConfigurationError for any other file, also within the block; errors.StorageError if there is no room to
+            expand it.
     """
     with contextlib.ExitStack() as stack:
         with open(path, "rb") as file:
@@ -72,11 +72,11 @@ def check_table(path: pathlib.Path, base: sqlite3.Connection, table: str, column
 
 
 def rows(path: pathlib.Path, base: sqlite3.Connection, table: str, columns: tuple[str, ...]) -> Iterator[Any]:
-    """Rows of a table in the order of their numbers, one scan; `table` and `columns` are words of ours."""
+    """Rows of a table in the order of their numbers, in one scan; `table` and `columns` are trusted words."""
     last = None
-    # an index could give another order; asking for this one could sort what has no end
+    # an index could change the order, and ORDER BY could sort endless rows
     for number, *row in base.execute(f"SELECT rowid, {', '.join(columns)} FROM {table} NOT INDEXED"):
-        if last is not None and not number > last:  # a page that is its own child has no end
+        if last is not None and not number > last:  # a page that is its own child repeats for ever
             raise damage_error(
                 f"{path}: {table}", f"row {number} again", "a table whose rows have numbers of their own"
             )
@@ -85,7 +85,7 @@ def rows(path: pathlib.Path, base: sqlite3.Connection, table: str, columns: tupl
 
 
 def _check_size(path: pathlib.Path, place: pathlib.Path) -> None:
-    """Refuse a database that is shorter than it says: SQLite would take the rest of its last page for zeros."""
+    """Refuse a database shorter than its header says: SQLite would read the missing bytes as zeros."""
     with open(place, "rb") as file:
         header = file.read(HEADER)
     page = int.from_bytes(header[16:18], "big")
@@ -95,18 +95,18 @@ def _check_size(path: pathlib.Path, place: pathlib.Path) -> None:
 
 
 def _expand(path: pathlib.Path, expanded: BinaryIO) -> None:
-    """Unpack in pieces; stops at the first bytes that begin no database, and at a size that no data have."""
-    stored, size, begun = path.stat().st_size, 0, b""
+    """Unpack in pieces, up to bytes that begin no database, or an implausible size."""
+    stored, size, beginning = path.stat().st_size, 0, b""
     try:
         with open(path, "rb") as file:
             for piece in unpack_lzma(file):
                 size += len(piece)
-                begun = (begun + piece)[: len(MAGIC)]
-                if not MAGIC.startswith(begun):
+                beginning = (beginning + piece)[: len(MAGIC)]
+                if not MAGIC.startswith(beginning):
                     break
                 check_growth(path, stored, size)
                 expanded.write(piece)
-        if begun != MAGIC:
-            raise damage_error(path, f"{begun!r} at the beginning of what is packed", WANTED)
+        if beginning != MAGIC:
+            raise damage_error(path, f"{beginning!r} at the beginning of the unpacked data", WANTED)
     except (EOFError, lzma.LZMAError, MemoryError) as error:
         raise damage_error(path, f"something else ({folders.reason(error)})", WANTED) from None

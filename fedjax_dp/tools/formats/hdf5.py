@@ -1,7 +1,7 @@
-"""HDF5 files of TensorFlow Federated: a group `examples`, in it a group for each client, in it an array a field.
+"""HDF5 files of TensorFlow Federated: a group `examples` with a group for each client, with an array for each field.
 
 Memory: one field of one client at a time; the file is not held. Nothing outside the file is opened: links, external
-storage and virtual data sets are refused, and so are filters that HDF5 would load a library for.
+storage, virtual data sets, and filters that need another library are refused.
 """
 
 import contextlib
@@ -23,24 +23,24 @@ GROUP = "examples"
 def open_file(path: pathlib.Path) -> Iterator[Any]:
     """The group of clients.
 
-    Raises: ConfigurationError for what is none, also within the block.
+    Raises: ConfigurationError for any other file, also within the block.
     """
     errors.require_installed("h5py", "hdf5", f"to read {path.name}")
     import h5py
 
     _check_heaps(path)
-    kinds = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)  # any that h5py makes of it
+    kinds = (OSError, RuntimeError, KeyError, ValueError, TypeError, MemoryError)  # h5py's errors for damaged files
     with readable(path, "a readable HDF5 file", kinds), h5py.File(path, "r") as file:
         yield _child(str(path), file, GROUP, h5py.Group, "a group")
 
 
 def _check_heaps(path: pathlib.Path) -> None:
-    """Refuse collections of texts in which one of no length would be met again and again: HDF5 loops on them for ever.
+    """Refuse collections with a text of length zero, on which HDF5 loops for ever.
 
     Source: HDF5 File Format Specification, version 3.0, sections II and III.E (sizes of a superblock; global heap).
     """
     with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        sizes = 13 if content[8:9] in (b"\0", b"\1") else 9  # where the bytes of an address and of a length stand
+        sizes = 13 if content[8:9] in (b"\0", b"\1") else 9  # the place of the sizes of an address and of a length
         if content[sizes : sizes + 2] != b"\x08\x08":
             raise damage_error(path, f"{content[sizes : sizes + 2]!r}", "HDF5 with addresses and lengths of 8 bytes")
         begin = content.find(HEAP)
@@ -61,7 +61,7 @@ def clients_of(path: pathlib.Path, group: Any) -> list[str]:
 
 
 def fields_of(path: pathlib.Path, group: Any, client: str) -> dict[str, Any]:
-    """A client's arrays by field, not yet read; refused are what is no array and what does not stand in the file."""
+    """A client's arrays by field, not yet read; refuses anything else, and arrays outside the file."""
     import h5py
 
     where = f"{path}: {client!r}"
@@ -70,8 +70,8 @@ def fields_of(path: pathlib.Path, group: Any, client: str) -> dict[str, Any]:
     for name, array in arrays.items():
         plan = array.id.get_create_plist()
         if array.is_virtual or plan.get_external_count():
-            kind = "virtual: it stands in another file" if array.is_virtual else "in an external file"
-            raise damage_error(f"{where}: {name}", kind, "an array that stands in the file itself")
+            kind = "virtual: it is in another file" if array.is_virtual else "in an external file"
+            raise damage_error(f"{where}: {name}", kind, "an array in the file itself")
         filters = [plan.get_filter(number)[0] for number in range(plan.get_nfilters())]
         if strange := [number for number in filters if number not in FILTERS]:
             known = ", ".join(FILTERS.values())
@@ -86,8 +86,7 @@ def fields_of(path: pathlib.Path, group: Any, client: str) -> dict[str, Any]:
 
 
 def texts(where: str, array: Any, stored: int) -> list[bytes]:
-    """One text for each record. Read in blocks: a text may stand for many rows, so that no block takes more than as
-    many files."""
+    """One text for each record, read in blocks, because many rows may share one text."""
     import h5py
 
     if array.ndim != 1 or h5py.check_string_dtype(array.dtype) is None:
@@ -100,7 +99,7 @@ def texts(where: str, array: Any, stored: int) -> list[bytes]:
 
 
 def _child(where: str, group: Any, name: str, kind: type, wanted: str) -> Any:
-    """What a group holds under a name, by a link within the file."""
+    """The member of a group with this name, which must be in the file itself."""
     import h5py
 
     links, key = group.id.links, name.encode()  # reading the group would follow the link

@@ -1,6 +1,6 @@
-"""Data sets that Hugging Face's `datasets` saved to disk: Arrow streams, named in `state.json`, and what columns are.
+"""Data sets that Hugging Face's `datasets` saved to disk: Arrow streams, `state.json` and `dataset_info.json`.
 
-Memory: files are mapped; each column that is used is held once, pictures as the files have them beside that.
+Memory: files are mapped; each used column is held once, and pictures also in their packed form.
 """
 
 import os
@@ -18,20 +18,20 @@ from fedjax_dp.data.records import RecordTable, as_task, choose_test, make_datas
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.tools.formats.words import CLASSIFIED_OPTIONS, SENTENCE_OPTIONS, sentences, text_classes
 
-END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream; without it pyarrow takes one that is cut short for a whole one
-TEST = ("test", "validation")  # the first that is there is tested on
+END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream; pyarrow would accept a truncated one
+TEST = ("test", "validation")  # the first existing split is the test set
 
 
 class Column(NamedTuple):
     """A column as `dataset_info.json` describes it."""
 
     name: str
-    kind: str  # Value, ClassLabel, Image, or of lists: List
+    kind: str  # Value, ClassLabel, Image or List
     names: tuple[str, ...] = ()  # of classes, also of those in a list
 
 
 class Roles(NamedTuple):
-    """Which columns are what."""
+    """The columns of labels, clients and features."""
 
     label: str | None
     client: str | None
@@ -41,10 +41,10 @@ class Roles(NamedTuple):
 def hugging_face(named: str, reading: Reading) -> Dataset:
     """The data set of a folder with `dataset_dict.json`, or with the one split that `state.json` describes.
 
-    label_column: the one class label unless given, else a column `label`; without any, text alone is to go on.
+    The default label_column is the only class label, or else a column `label`. Without labels, text is to be continued.
     """
     path = pathlib.Path(named)
-    if not os.path.isdir(path):  # unlike a path's own question, also of names that no folder can have
+    if not os.path.isdir(path):  # Path.is_dir raises for some impossible names
         raise errors.refuse("hf folder", folders.printable(str(path)), "an existing folder", "save_to_disk writes one")
     errors.require_installed("pyarrow", "tables", "to read hf folders")
     folders_of, notes = _splits(path)
@@ -84,12 +84,12 @@ def hugging_face(named: str, reading: Reading) -> Dataset:
     if roles.label is None:
         return sentences(path.name, where, train, test, reading)
     if "classes" not in about:
-        raise errors.refuse("label_column", roles.label, "a column of classes beside text")
+        raise errors.refuse("label_column", roles.label, "a column of classes for text")
     return text_classes(path.name, where, train, test, reading, about["classes"])
 
 
 def _splits(path: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
-    """The folders of the splits that are used, and notes on the others."""
+    """The folders of the training and test splits, and notes on the others."""
     if not (path / "dataset_dict.json").is_file():
         return {"train": path}, []
     about = object_of(str(path / "dataset_dict.json"), read_json(path / "dataset_dict.json"), ("splits",))
@@ -103,7 +103,7 @@ def _splits(path: pathlib.Path) -> tuple[dict[str, pathlib.Path], list[str]]:
 
 
 def _table(folder: pathlib.Path) -> tuple[Any, dict[str, Column]]:
-    """The records of a split, and what its columns are."""
+    """The records of a split, and the descriptions of its columns."""
     import pyarrow as pa
 
     state = object_of(str(folder / "state.json"), read_json(folder / "state.json"), ("_data_files",))
@@ -123,27 +123,26 @@ def _table(folder: pathlib.Path) -> tuple[Any, dict[str, Column]]:
     table = pa.concat_tables(tables)
     if not len(table):
         raise damage_error(folder, "no record", "at least one in a split")
-    described = folder / "dataset_info.json"
-    features = object_of(f"{described}: features", object_of(str(described), read_json(described)).get("features"))
+    info = folder / "dataset_info.json"
+    features = object_of(f"{info}: features", object_of(str(info), read_json(info)).get("features"))
     if sorted(features) != sorted(table.column_names):
-        raise damage_error(f"{described}: features", ", ".join(features)[:100], ", ".join(table.column_names)[:100])
-    return table, {name: _describe(f"{described}: {name}", name, features[name]) for name in table.column_names}
+        raise damage_error(f"{info}: features", ", ".join(features)[:100], ", ".join(table.column_names)[:100])
+    return table, {name: _describe(f"{info}: {name}", name, features[name]) for name in table.column_names}
 
 
 def _read_stream(path: pathlib.Path) -> Any:
-    """The table of a stream's record batches, all looked at: offsets lie within their buffers."""
+    """The table of a stream's record batches, all validated: offsets lie within their buffers."""
     import pyarrow as pa
 
     size, wanted = check_file("Arrow", path), "an Arrow stream, as save_to_disk writes it"
     kinds = (pa.ArrowException, OSError, MemoryError, ValueError, EOFError)
     with readable(path, wanted, kinds), pa.memory_map(str(path)) as source:
-        if (
-            ARROW_EXTENSION in pa.ipc.read_message(source).metadata.to_pybytes()
-        ):  # the schema, before its types are made
+        schema = pa.ipc.read_message(source).metadata.to_pybytes()  # before any of its types is created
+        if ARROW_EXTENSION in schema:
             raise damage_error(path, "a column of an extension type", "an Arrow stream of plain types")
         source.seek(max(0, size - len(END)))
         if source.read() != END:
-            raise damage_error(path, "an end within the stream", wanted)
+            raise damage_error(path, "a truncated stream", wanted)
         source.seek(0)
         with pa.ipc.open_stream(source) as reader:
             batches, read = [], 0
@@ -156,8 +155,8 @@ def _read_stream(path: pathlib.Path) -> Any:
 
 
 def _describe(where: str, name: str, feature: Any) -> Column:
-    """What a column holds; a list is described by what is in it."""
-    if isinstance(feature, list) and len(feature) == 1:  # as older versions write a list
+    """The description of a column; a list has the class names of its items."""
+    if isinstance(feature, list) and len(feature) == 1:  # a list in files of older versions
         feature = {"_type": "List", "feature": feature[0]}
     kind = object_of(where, feature, ("_type",))["_type"]
     if kind in ("Sequence", "List", "LargeList"):
@@ -172,9 +171,9 @@ def _describe(where: str, name: str, feature: Any) -> Column:
 
 
 def _require_plain_name(file: pathlib.Path, name: Any) -> str:
-    """The name of something in the folder itself."""
+    """The name, if it is that of a file or folder directly in this one."""
     if not isinstance(name, str) or name in ("", ".", "..") or pathlib.PurePath(name).name != name or "\0" in name:
-        raise damage_error(file, f"{name!r:.60}", "plain names, of what is in the folder")
+        raise damage_error(file, f"{name!r:.60}", "plain names of files or folders in it")
     return name
 
 
@@ -186,7 +185,7 @@ def _require_column(where: str, columns: dict[str, Column], name: str, option: s
 
 
 def _roles(where: str, columns: dict[str, Column], reading: Reading) -> Roles:
-    """Which columns are labels, clients and features."""
+    """The roles of columns, from options or by default."""
     classes = [name for name, column in columns.items() if column.kind == "ClassLabel"]
     label = classes[0] if len(classes) == 1 else "label" if "label" in columns else None
     if reading.label_column is not None:
@@ -200,10 +199,10 @@ def _roles(where: str, columns: dict[str, Column], reading: Reading) -> Roles:
             _require_column(where, columns, name, "feature_columns") for name in reading.feature_columns.split(",")
         ]
         if both := [name for name in features if name in (label, client) or features.count(name) > 1]:
-            raise errors.refuse("feature_columns", both[0], "other columns than those of labels and clients, each once")
+            raise errors.refuse("feature_columns", both[0], "other columns than labels and clients, each once")
     if not features:
         got = f"columns {', '.join(columns)}"
-        raise damage_error(where, got[:100], "a column of features beside those of labels and clients")
+        raise damage_error(where, got[:100], "a column of features besides labels and clients")
     return Roles(label, client, features)
 
 
@@ -221,7 +220,7 @@ def _ids(where: str, column: Any) -> np.ndarray:
 def _targets(
     where: str, about: Column, columns: dict[str, Any], task: str | None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Targets of every split, and the fields of the data set that follow."""
+    """Targets of every split, and the fields of the data set that follow from them."""
     where = f"{where}: {about.name}"
     if task in ("binary", "regression") or (task == "multi_label" and not about.names):
         return {name: as_task(where, _numbers_of(where, column), task) for name, column in columns.items()}, {
@@ -289,7 +288,7 @@ def _numbers(where: str, columns: list[Column], contents: list[Any]) -> np.ndarr
 
 
 def _require_whole(where: str, column: Any) -> None:
-    """Refuse a column in which something is missing, also within its lists."""
+    """Refuse a column with missing values, also within its lists."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -297,7 +296,7 @@ def _require_whole(where: str, column: Any) -> None:
     while True:
         if inner.null_count:
             raise damage_error(
-                where, f"nothing in {inner.null_count:,} places", "given in every record", "drop the records"
+                where, f"nothing in {inner.null_count:,} places", "a value in every record", "drop the records"
             )
         if not _is_list(pa, inner.type):
             return

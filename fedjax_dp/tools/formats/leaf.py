@@ -1,6 +1,6 @@
 """LEAF's JSON files: {users, num_samples, user_data {user: {x, y}}} in data/train and data/test.
 
-Memory: one file at a time as Python's values (some 32 bytes for each number), and the columns that are kept.
+Memory: one file at a time as Python's values (some 32 bytes for each number), and the used columns.
 Source: Caldas et al. 2018, arXiv:1812.01097, and its published readers; `hierarchies` is not used.
 """
 
@@ -23,13 +23,13 @@ from fedjax_dp.tools.formats.characters import WINDOW_OPTIONS, windows
 from fedjax_dp.tools.formats.words import CLASSIFIED_OPTIONS, ROW_OPTIONS, text_classes, token_rows
 
 FEMNIST = (784, 62)  # numbers of an image, classes
-WHOLE = ("all_data", "sampled_data")  # folders of files that are not split
+WHOLE = ("all_data", "sampled_data")  # folders of files without a split
 SENT140 = 6  # fields of a record: id, date, query, user, text, split
-TEXT = 4  # the one of them that is read
+TEXT = 4  # the only one that is read
 
 
 class LeafLayout(NamedTuple):
-    """What the records of one of LEAF's data sets are like."""
+    """The structure of the records of one of LEAF's data sets."""
 
     name: str
     fits: Callable[[Any, Any], bool]  # x and y of a record
@@ -40,9 +40,9 @@ class LeafLayout(NamedTuple):
 
 
 def leaf(named: str, reading: Reading) -> Dataset:
-    """The data set of a folder with data/train and data/test, of one with .json files, or of one such file.
+    """The data set of a folder with data/train and data/test, of a folder with .json files, or of one such file.
 
-    Without test files a tenth of every client's records is held out.
+    Without test files, a tenth of every client's records is held out.
     """
     path = pathlib.Path(named)
     folders = _files(path)
@@ -66,7 +66,7 @@ def leaf(named: str, reading: Reading) -> Dataset:
 
 def _files(path: pathlib.Path) -> dict[str, list[pathlib.Path]]:
     """The files of the splits, sorted by name."""
-    if os.path.isfile(path):  # unlike a path's own question, also of names that no file can have
+    if os.path.isfile(path):  # Path.is_file raises for some impossible names
         return {"train": [path]}
     if not os.path.isdir(path):
         raise errors.refuse("leaf folder", folders.printable(str(path)), "an existing folder, or a .json file")
@@ -89,7 +89,7 @@ def _json(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _users(path: pathlib.Path, known: set[str]) -> Iterator[tuple[str, str, list[Any], list[Any]]]:
-    """Each user of a file: where it stands, its name, x and y of its records."""
+    """Each user of a file: its place for error messages, its name, and x and y of its records."""
     content = object_of(str(path), read_json(path), ("users", "num_samples", "user_data"))
     users = list_of(f"{path}: users", content["users"])
     counts = list_of(f"{path}: num_samples", content["num_samples"], int, "integers")
@@ -152,7 +152,7 @@ def _numbers(name: str, where: str, train: RecordTable, test: RecordTable | None
 
 
 def _from_zero(where: str, targets: list[np.ndarray]) -> tuple[list[np.ndarray], list[str]]:
-    """Labels that are counted from 1 as labels from 0, with the note on it; others are as they stand in the files."""
+    """Labels that count from 1 shifted to 0, with a note; labels that count from 0 unchanged."""
     present = np.unique(np.concatenate(targets))
     if np.array_equal(present, np.arange(1, len(present) + 1)):
         return [y - 1 for y in targets], [f"labels 1 to {len(present)} are classes 0 to {len(present) - 1}"]
@@ -166,7 +166,7 @@ def _from_zero(where: str, targets: list[np.ndarray]) -> tuple[list[np.ndarray],
     return targets, []
 
 
-# Shakespeare: 80 characters and the next one, a record for each place in a text.
+# Shakespeare: 80 characters and the next one, a record for each position in a text.
 
 
 def _characters(split: RecordTable, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def _messages(split: RecordTable, where: str, x: list[Any], y: list[Any]) -> dic
     return {"text": texts, "y": y}
 
 
-# Reddit: a comment is rows of ten tokens, cut and padded, and the tokens that follow. A record is one row.
+# Reddit: a comment has rows of ten tokens, cut and padded, and the next tokens. A record is one row.
 
 
 def _comments(split: RecordTable, where: str, x: list[Any], y: list[Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Tables in files: CSV and Parquet, one with a column of clients, or several, each the records of a client."""
+"""Tables in CSV and Parquet files: with a column of clients, or with one file for each client."""
 
 import binascii
 import glob
@@ -24,11 +24,11 @@ from fedjax_dp.tools.formats.columns import (
     missing_in,
 )
 
-PACKED = (".gz", ".bz2", ".xz", ".zip")  # a CSV file may be
+PACKED = (".gz", ".bz2", ".xz", ".zip")  # compressed CSV files
 ENDINGS = {"csv": (".csv", *(f".csv{packed}" for packed in PACKED)), "parquet": (".parquet",)}
 SEPARATORS = ",;\t|"
-DECIMAL_COMMA = r"[-+]?\d+(,\d+)?"  # of a column that has other values than numbers
-UNKNOWN = ("?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")  # as names of columns never are
+DECIMAL_COMMA = r"[-+]?\d+(,\d+)?"  # of a column that also holds other text
+UNKNOWN = ("?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")  # never names of columns
 VALUE = re.compile(  # a number, or a date
     r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?|\d{1,4}([-/.])\d{1,2}\3\d{1,4}([ T][\d:.+Z-]*)?"
 )
@@ -36,20 +36,20 @@ STATED = ("column", "mean", "std")  # the columns of a public file of constants
 
 
 def from_csv(named: str, reading: Reading) -> Dataset:
-    """The data set of CSV files, as `_from_files` has it."""
+    """The data set of CSV files, see `_from_files`."""
     return _from_files(named, "csv", reading)
 
 
 def from_parquet(named: str, reading: Reading) -> Dataset:
-    """The data set of Parquet files, as `_from_files` has it."""
+    """The data set of Parquet files, see `_from_files`."""
     return _from_files(named, "parquet", reading)
 
 
 def _from_files(named: str, kind: str, reading: Reading) -> Dataset:
-    """The data set of CSV or Parquet files: columns of numbers, or one of texts, and one of labels, or several.
+    """The data set of CSV or Parquet files: columns of numbers, or one of texts, and one or more of labels.
 
-    Clients are the values of the client column; where none is named, each of several files is a client.
-    named  a file, several with commas between, a pattern such as `hospital_*.csv`, or a folder.
+    Clients are the values of the client column; without one, each of several files is a client.
+    named  a file, several separated by commas, a pattern such as `hospital_*.csv`, or a folder.
     """
     paths, bounds = _files_of(kind, named), _bounds(reading)
     columns = _columns(kind, paths, reading)
@@ -79,9 +79,9 @@ def is_several(named: str) -> bool:
 
 
 def _files_of(kind: str, named: str) -> list[pathlib.Path]:
-    """The files in the order of the list, those of a pattern or a folder sorted by name.
+    """The files in the order of the list; those of a pattern or a folder are sorted by name.
 
-    Raises: ConfigurationError where there is none, or one twice.
+    Raises: ConfigurationError if there is none, or one twice.
     """
     if not is_several(named):
         return [pathlib.Path(named)]
@@ -113,7 +113,7 @@ def _files_of(kind: str, named: str) -> list[pathlib.Path]:
 
 
 def _stem_of(path: pathlib.Path) -> str:
-    """The name of a file without what says its kind."""
+    """The name of a file without its endings."""
     name = path.name
     for ending in (*ENDINGS["csv"], *ENDINGS["parquet"]):
         if name.endswith(ending):
@@ -122,7 +122,7 @@ def _stem_of(path: pathlib.Path) -> str:
 
 
 def _name_of(named: str, paths: list[pathlib.Path]) -> str:
-    """What a data set of these files is called: the folder, the file, or what the names of the files begin with."""
+    """The name of the data set: of the folder, of the file, or the common beginning of the files' names."""
     if not is_several(named):
         return _stem_of(paths[0])
     if os.path.isdir(named):
@@ -133,7 +133,7 @@ def _name_of(named: str, paths: list[pathlib.Path]) -> str:
 
 
 def _bounds(reading: Reading) -> tuple[UnitBound, ...]:
-    """What is kept of each user; refuses ids without a bound, and a bound without ids."""
+    """The bounds on each user's records; refuses ids without a bound, and a bound without ids."""
     bounds = {name: getattr(reading, name) for name in ("user_column", "records_per_user", "clients_per_user")}
     if all(value is None for value in bounds.values()):
         return ()
@@ -147,7 +147,7 @@ def _bounds(reading: Reading) -> tuple[UnitBound, ...]:
 
 
 def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
-    """What options say of columns; public constants are read from their file."""
+    """The roles of columns from options; public constants are read from their file."""
     columns = Columns(
         label=reading.label_column or LABEL,
         client=reading.client_column,
@@ -171,7 +171,7 @@ def _columns(kind: str, paths: list[pathlib.Path], reading: Reading) -> Columns:
 
 
 def _names_of(paths: list[pathlib.Path]) -> list[str]:
-    """Names of clients, those of their files."""
+    """Names of clients from the names of their files."""
     names: dict[str, pathlib.Path] = {}
     for path in paths:
         name = check_id(path.name, _stem_of(path))
@@ -184,7 +184,7 @@ def _names_of(paths: list[pathlib.Path]) -> list[str]:
 
 
 def _check_apart(paths: list[pathlib.Path], frames: list[Any], columns: Columns) -> None:
-    """No client stands in two files; a file without the column is refused where columns are."""
+    """Refuse a client in two files; `from_tables` refuses a file without the column."""
     first_file: dict[Any, pathlib.Path] = {}
     client = columns.client
     for path, frame in zip(paths, frames):
@@ -197,7 +197,7 @@ def _check_apart(paths: list[pathlib.Path], frames: list[Any], columns: Columns)
 
 
 def _number(frames: list[Any], client: str) -> None:
-    """Text in which all clients are whole numbers becomes numbers."""
+    """Turn ids of clients into numbers if all of them are whole numbers."""
     ids = [frame[client] for frame in frames if client in frame.columns]
     if not any(column.isna().any() for column in ids) and all(_is_whole(word) for column in ids for word in column):
         for frame in frames:
@@ -210,7 +210,7 @@ def _read(path: pathlib.Path, kind: str, columns: Columns, no_header: bool | Non
 
 
 def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> Any:
-    """The table, whose clients and categories stay text: 007 is another client than 7, and NA a category if stated."""
+    """The table; clients and categories stay text: 007 is another client than 7, and NA may be a category."""
     errors.require_installed("pandas", "tables", f"to read {path.name}")
     import pandas as pd  # slow to import, and only needed here
 
@@ -236,17 +236,17 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
     separator = ","
     try:
         header = first_line(separator)
-        if len(header) == 1:  # other marks separate fields only where no comma does: names may have them
+        if len(header) == 1:  # without commas, another mark may separate fields
             separator = max(SEPARATORS, key=lambda mark: len(first_line(mark)))
             header = first_line(separator)
         how["sep"] = separator
         named = not no_header or set(header) == set(STATED)
         places: dict[str, int] = {} if named else {f"c{place}": place for place in range(len(header))}
         how |= {"index_col": False} | ({} if named else {"header": None})  # no field is the name of a row
-        kept = {places.get(name, name): str for name in (columns.client, columns.user) if name is not None}
+        text_columns = {places.get(name, name): str for name in (columns.client, columns.user) if name is not None}
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = pd.read_csv(source(), low_memory=False, dtype=kept, **how)
+            frame = pd.read_csv(source(), low_memory=False, dtype=text_columns, **how)
         words = {places.get(name, name): categories for name, categories in columns.categories.items()}
         if words := {name: categories for name, categories in words.items() if name in frame.columns}:
             text = pd.read_csv(source(), usecols=[*words], dtype=str, keep_default_na=False, **how)
@@ -259,10 +259,10 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
     except pd.errors.ParserWarning:
         got, remedy = "rows of more fields than that", "name every column in the first line"
         raise damage_error(path, got, f"records of {len(header)} fields, as the first line", remedy) from None
-    except Exception as error:  # pandas has many, without a common base
+    except Exception as error:  # pandas has many types without a common base
         reason = " ".join(str(error).split())[:120]
         raise damage_error(path, "something else", "a readable csv file", reason) from None
-    for column in frame.columns.difference([*kept, *words, *columns.drop]) if separator != "," else ():
+    for column in frame.columns.difference([*text_columns, *words, *columns.drop]) if separator != "," else ():
         values = frame[column].dropna()
         if len(values) and not holds_numbers(values) and values.astype(str).str.fullmatch(DECIMAL_COMMA).all():
             read = f"pandas.read_csv({path.name!r}, sep={separator!r}, decimal=',')"
@@ -272,7 +272,7 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
     if no_header is not False:
         _check_first_line(path, [*map(str.strip, header)], frame, columns, named)
     again = header[header.duplicated() & (header != "")]
-    if named and len(again):  # it would be read by another name, and be a feature whatever it is
+    if named and len(again):  # pandas would rename it, and it would become a feature
         raise damage_error(
             f"{path}: columns", f"{again.iloc[0][:40]} twice", "of different names", "drop or rename one"
         )
@@ -293,18 +293,18 @@ def _read_parquet(path: pathlib.Path) -> Any:
         about = file.metadata
         check_growth(path, size, sum(about.row_group(at).total_byte_size for at in range(about.num_row_groups)))
         table = file.read()
-        table.validate(full=True)  # text is text
+        table.validate(full=True)  # also checks that text is UTF-8
         return table.to_pandas()
     except errors.ConfigurationError:
         raise
-    except Exception as error:  # pandas and pyarrow have many, without a common base
+    except Exception as error:  # these packages have many types without a common base
         raise damage_error(path, "something else", "a readable parquet file", folders.reason(error)[:120]) from None
 
 
 def _has_extension_types(path: pathlib.Path, size: int) -> bool:
-    """Whether the footer holds a schema of Arrow, packed as base64, that names an extension type.
+    """Whether the footer holds an Arrow schema, in base64, that names an extension type.
 
-    Any other way of asking would make the schema, and its types, already.
+    Reading it through pyarrow would already create the types.
     """
     with open(path, "rb") as file:
         file.seek(max(0, size - 8))
@@ -316,16 +316,16 @@ def _has_extension_types(path: pathlib.Path, size: int) -> bool:
 
 
 def _check_first_line(path: pathlib.Path, line: list[str], frame: Any, columns: Columns, named: bool) -> None:
-    """Refuse a record that is taken for the names of columns, and names that are taken for a record.
+    """Refuse a record that is read as column names, and column names that are read as a record.
 
-    Names are words, over numbers or called by an option; what is a number or missing, or stands in its column again, is
-    a value.
+    A name is a word above numbers, or one that an option uses; a value is a number, a missing value, or a word that
+    its column repeats.
     """
-    called = {columns.label, columns.client, columns.user, columns.split, *columns.categories}
-    called |= {*(columns.features or ())}
+    option_names = {columns.label, columns.client, columns.user, columns.split, *columns.categories}
+    option_names |= {*(columns.features or ())}
     of_names = of_record = False
     for place, word in enumerate(line):
-        if of_names if named else of_record:  # it is what it is taken for
+        if of_names if named else of_record:  # it is read correctly
             return
         if VALUE.fullmatch(word) or word in (*UNKNOWN, *columns.missing):
             of_record = True
@@ -338,12 +338,12 @@ def _check_first_line(path: pathlib.Path, line: list[str], frame: Any, columns: 
             of_names = True
         elif bool((below.astype(str) == word).any()):
             of_record = True
-        elif named and word in called:
+        elif named and word in option_names:
             of_names = True
     shown = ", ".join(line[:4]) + ", ..." * (len(line) > 4)
     if named and of_record and not of_names:
         again = (frame.astype(str) == line).all(axis=1)
-        if again.any():  # names that stand there twice are over words alone
+        if again.any():  # repeated names are judged by the other rows
             return _check_first_line(path, line, frame[~again], columns, named)
         remedy = "--no-header names columns c0, c1, ...; --no-header=false takes these for names"
         raise damage_error(f"{path}: first line", f"a record, {shown[:80]}", "the names of the columns", remedy)
@@ -352,6 +352,6 @@ def _check_first_line(path: pathlib.Path, line: list[str], frame: Any, columns: 
 
 
 def _is_whole(word: str) -> bool:
-    """Whether it is how an integer of 64 bits is written."""
+    """Whether the word is an integer of 64 bits in its usual form."""
     plain = len(word) < 21 and word.removeprefix("-").isdecimal() and word == str(int(word))
     return plain and -(2**63) <= int(word) < 2**63

@@ -48,11 +48,11 @@ def _message() -> Any:
 
 
 def features_of(raw: bytes, wanted: Collection[str]) -> tuple[list[str], dict[str, Feature]]:
-    """Names of all features, sorted, and the values of the `wanted` ones that are there.
+    """Names of all features, sorted, and the values of the `wanted` ones that exist.
 
     A BytesList is a list of bytes, a FloatList float32 `(values,)`, an Int64List int64 `(values,)`, a feature without a
     list an empty list of bytes.
-    Raises: ExampleError for bytes that are none.
+    Raises: ExampleError for bytes that are no Example.
     """
     from google.protobuf.message import DecodeError
 

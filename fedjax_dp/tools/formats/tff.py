@@ -1,7 +1,7 @@
-"""Data sets of TensorFlow Federated: HDF5, a file for each split, or SQLite with all of them, packed or not.
+"""Data sets of TensorFlow Federated: HDF5 with a file for each split, or SQLite with all splits, also packed.
 
-What a file is follows from its beginning, what it holds from its fields.
-Memory: text and numbers once, as they are kept; one client (HDF5) or one record (SQLite) beside them.
+A file's format follows from its first bytes, its data set from its fields.
+Memory: text and numbers once, and one client (HDF5) or one record (SQLite) in addition.
 """
 
 import functools
@@ -23,13 +23,13 @@ from fedjax_dp.tools.formats.words import SENTENCE_OPTIONS, sentences
 
 EXAMPLES = ("split_name", "client_id", "serialized_example_proto")
 METADATA = ("client_id", "split_name", "num_examples")
-HELD_OUT = ("test", "heldout", "held_out")  # the first that is there is tested on
+HELD_OUT = ("test", "heldout", "held_out")  # the first existing split is the test set
 DIGITS, EMNIST = 10, 62  # classes
 CIFAR = 100
 
 
 class Field(NamedTuple):
-    """One of the fields that are read: text, or numbers of one type and shape."""
+    """A field to read: text, or numbers of one type and shape."""
 
     dtype: Any = None
     shape: tuple[int, ...] = ()
@@ -39,7 +39,7 @@ class Field(NamedTuple):
 
 
 class TffLayout(NamedTuple):
-    """The fields of one of the data sets, and what becomes of them."""
+    """The fields of one of the data sets, and how they become one."""
 
     fields: dict[str, Field]
     finish: Callable[[str, str, RecordTable, RecordTable | None, Reading], Dataset]
@@ -50,7 +50,7 @@ class TffLayout(NamedTuple):
 
 
 def tff(named: str, reading: Reading) -> Dataset:
-    """The data set of a file; of a training file in HDF5 also that of its test file, where it lies beside it."""
+    """The data set of a file; for a training file in HDF5 with the test file in the same folder, if there is one."""
     path = pathlib.Path(named)
     check_file("TFF", path)
     with open(path, "rb") as file:
@@ -77,7 +77,7 @@ def tff(named: str, reading: Reading) -> Dataset:
 
 
 def _test_file_of(path: pathlib.Path) -> pathlib.Path | None:
-    """The file of test records beside one of training records."""
+    """The test file in the folder of a training file, if there is one."""
     if "train" not in path.name:
         return None
     other = (path.with_name(split.join(path.name.rsplit("train", 1))) for split in HELD_OUT)
@@ -115,7 +115,7 @@ def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, RecordTable]:
                     rows[name] = arrays[name][()]
                     read += rows[name].nbytes
             split.add(client, where, **rows)
-            check_growth(path, stored, read)  # of all: links may name one client many times
+            check_growth(path, stored, read)  # the total: links may name one client many times
     if layout is None:
         raise damage_error(path, "no client", "a group for each client")
     return layout, split
@@ -124,7 +124,7 @@ def _from_hdf5(path: pathlib.Path) -> tuple[TffLayout, RecordTable]:
 def _from_database(
     path: pathlib.Path, subset: str | None
 ) -> tuple[TffLayout, RecordTable, RecordTable | None, list[str]]:
-    """The training and the test split, in one scan; other splits are counted and left."""
+    """The training and the test split, in one scan; other splits are only counted."""
     layout: TffLayout | None = None
     splits: dict[str, RecordTable] = {}
     counts: dict[tuple[str, str], int] = {}
@@ -182,14 +182,14 @@ def _row(where: str, layout: TffLayout, values: dict[str, Any]) -> dict[str, Any
 
 
 def _client_counts(path: pathlib.Path, base: Any) -> dict[tuple[str, str], int]:
-    """How many examples each client has in each split."""
+    """The number of examples by split and client."""
     counts: dict[tuple[str, str], int] = {}
     for client, split, count in database.rows(path, base, "client_metadata", METADATA):
         where = f"{path}: client_metadata"
         check_id(where, client)
         if not isinstance(split, str) or type(count) is not int or count < 1:
             got = f"{client!r}, {split!r:.40} and {count!r:.40}"
-            raise damage_error(where, got, "a client, a split, and how many examples, from 1")
+            raise damage_error(where, got, "a client, a split, and a number of examples from 1")
         if (split, client) in counts:
             raise damage_error(where, f"{client!r} twice in {split!r:.40}", "each client once in a split")
         counts[split, client] = count
@@ -197,7 +197,7 @@ def _client_counts(path: pathlib.Path, base: Any) -> dict[tuple[str, str], int]:
 
 
 def _splits_of(path: pathlib.Path, splits: set[str], subset: str | None) -> tuple[str, str | None, list[str]]:
-    """The splits to train and to test on, and notes on the others."""
+    """The names of the training and the test split, and notes on the others."""
     subsets = [f"{subset}_"] if subset is not None else ["", "all_"]
     begin = next((prefix for prefix in subsets if f"{prefix}train" in splits), None)
     if begin is None:
@@ -224,7 +224,7 @@ def _emnist(name: str, where: str, train: RecordTable, test: RecordTable | None,
 
 def _posts(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
     for split in (train, test):
-        if split is not None:  # ids of words go by their text; bytes that are none are kept apart
+        if split is not None:  # words are text; undecodable bytes stay distinct
             split.columns["tokens"] = [text.decode("utf-8", "surrogateescape") for text in split.columns["tokens"]]
     return sentences(name, where, train, test, reading)
 

@@ -1,4 +1,4 @@
-"""Words as ids: sentences to go on, rows of tokens, and texts to classify."""
+"""Words as ids: sentences to continue, rows of tokens, and texts to classify."""
 
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -36,7 +36,7 @@ UNKNOWN = "<UNK>"
 
 
 def sentences(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
-    """Sentences, words with blanks between, as next-word sequences `(length,)`, each between BOS and EOS, cut."""
+    """Sentences, words separated by blanks, as next-word sequences `(length,)` between BOS and EOS, cut."""
     length = SENTENCE if reading.length is None else reading.length
     check_cut(length, None, 0)
     train, test = divide(where, train, test)
@@ -54,7 +54,7 @@ def sentences(name: str, where: str, train: RecordTable, test: RecordTable | Non
 
 
 def token_rows(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
-    """Rows of tokens that are cut and padded already: `length + 1` tokens, the last `length` of which are targets."""
+    """Rows of tokens, already cut and padded: `length + 1` tokens, of which the last `length` are targets."""
     train, test = divide(where, train, test)
     plain = ([token for token in row if token not in SPECIAL and token != UNKNOWN] for row in train["rows"])
     words, learnt = _vocabulary(where, plain, reading)
@@ -76,10 +76,10 @@ def text_classes(
     classes: int | None,
     **about: Any,
 ) -> Dataset:
-    """Texts as words in lower case, `(length,)`, and their classes; 0 pads, 1 and on are unknown, words come then.
+    """Texts as ids of words in lower case, `(length,)`, numbered as in `of_words`, and their classes.
 
     A text without words is one unknown word.
-    about  what else `make_dataset` takes.
+    about  further arguments of `make_dataset`.
     """
     length = MESSAGE if reading.length is None else reading.length
     check_cut(length, None, 0)
@@ -96,7 +96,7 @@ def text_classes(
 
 
 def _vocabulary(where: str, texts: Iterable[Sequence[str]], reading: Reading) -> tuple[list[str], tuple[str, ...]]:
-    """Words, public or of the training records, and what was learnt of those."""
+    """Words, public or of the training records, and what was learnt from the latter."""
     most = WORDS if reading.vocabulary_size is None else reading.vocabulary_size
     errors.require_integer("vocabulary_size", most, 1, MOST_WORDS)
     if reading.convention is not None:
@@ -105,7 +105,7 @@ def _vocabulary(where: str, texts: Iterable[Sequence[str]], reading: Reading) ->
         return read_words(pathlib.Path(reading.vocabulary), most), ()
     words = most_frequent(texts, most)
     if not words:
-        raise damage_error(where, "no word in any training record", "texts with words", "or give --vocabulary")
+        raise damage_error(where, "no word in any training record", "texts with words", "or use --vocabulary")
     return words, (LEARNT,)
 
 
