@@ -29,9 +29,9 @@ def hospitals(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_page_leads_from_three_files_to_a_report(hospitals, capsys):
-    (block,) = blocks(PAGE, "sh")
+    block = blocks(PAGE, "sh")[0]
     assert block.count("\n") <= 10
-    for words in commands(PAGE):
+    for words in commands(f"```sh\n{block}\n```\n"):
         assert cli.main(words) == 0
     said = capsys.readouterr()
     assert "features: age, dose, stage (3 categories)" in said.err

@@ -7,17 +7,17 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parents[1]
 MOST = {
-    "functions of a plain guarantee": 148,
-    "files of a plain guarantee": 37,
-    "functions of a plain run": 226,
-    "files of a plain run": 54,
+    "functions of a plain guarantee": 144,
+    "files of a plain guarantee": 36,
+    "functions of a plain run": 222,
+    "files of a plain run": 53,
     "keywords of fedavg": 20,
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 43_640,
-    "lines of tools": 18_910,
-    "lines of tests": 47_500,
+    "lines of the core": 43_825,
+    "lines of tools": 19_011,
+    "lines of tests": 47_910,
 }
 
 

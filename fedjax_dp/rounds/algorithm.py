@@ -104,8 +104,8 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             "estimator",
             type(aggregate).__name__,
             "one that bounds the influence of a client, for noise on whole clients",
-            "use the bounded mean of dp_fedavg, wor_delta, or mean with a cohort of fixed size; a rule of your own "
-            "returns a number from sensitivity",
+            "use the bounded mean of dp_fedavg, wor_delta, or mean with a cohort of fixed size"
+            + ("" if of_the_project(aggregate) else "; or return a number from its sensitivity"),
         )
     if not cohort.at_most_once or (aggregate.realised and not cohort.fixed):
         raise errors.refuse(
@@ -115,7 +115,7 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
             if cohort.at_most_once
             else "one that draws a client at most once a round for noise on whole clients",
             "use a uniform cohort, or Poisson with the bounded mean"
-            + ("" if cohort.at_most_once else "; a cohort of your own declares at_most_once = True if it is so"),
+            + ("" if cohort.at_most_once or of_the_project(cohort) else "; or declare at_most_once = True if it is so"),
         )
     if not upload.shared_noise:
         return
