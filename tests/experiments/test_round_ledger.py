@@ -188,6 +188,7 @@ def test_a_halted_run_equals_the_run_of_so_many_rounds_bit_for_bit_and_goes_on_a
         fdp.resume(tmp_path / "a", dpnfl(), data, rounds=60)
 
 
+@pytest.mark.slow
 def test_tables_name_clients_unless_they_are_what_is_hidden(data, tmp_path):
     named = dataclasses.replace(data, names=ClientNames([f"H{client}" for client in range(data.num_clients)]))
     clients = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}

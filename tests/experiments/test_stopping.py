@@ -96,6 +96,7 @@ def test_a_run_that_is_killed_when_a_target_has_ended_it_does_not_go_on(stopped,
     assert [line["halt"] for line in read_ledger(tmp_path / "killed").lines] == [None, "rule"]
 
 
+@pytest.mark.slow
 def test_a_stop_by_records_of_members_has_no_epsilon_and_ends_the_run_all_the_same():
     data = target_data("classes", tested=True)
     run = plan_run(dpnfl(), data, rounds=4, terms=PrivacyTerms(delta=0.1, stop="accuracy=0.5"))

@@ -120,6 +120,7 @@ def test_the_result_comes_first_and_detail_folds(capsys):
     assert labels["--verbose"] == [*labels[""], *more]
 
 
+@pytest.mark.slow
 def test_toml_and_flags_are_the_same_configuration(capsys):
     assert cli.main(["run", *QUICK, "--clip-norm", "0.5", "--seed", "3", "--out", "a", "--json"]) == 0
     by_flags = json.loads(capsys.readouterr().out)
