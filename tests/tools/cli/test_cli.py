@@ -458,6 +458,7 @@ def test_a_configuration_that_was_edited_does_not_change_what_is_promised(capsys
         assert file.read_text() == text.replace(before, after)  # theirs
 
 
+@pytest.mark.slow
 def test_resume_of_another_version_is_refused(capsys):
     assert cli.main(["run", *QUICK, "--out", "r"]) == 0
     about = json.loads(pathlib.Path("r/run.json").read_text())
