@@ -1,5 +1,6 @@
 """The pages run: their Python, their doctests, and every command line that they print."""
 
+import ast
 import contextlib
 import doctest
 import io
@@ -8,6 +9,7 @@ import re
 import shlex
 import tomllib
 
+import jax
 import numpy as np
 import pytest
 from helpers import usual
@@ -62,7 +64,18 @@ def test_python_on_a_page_runs(name, number, tmp_path, monkeypatch):
     code, output = blocks(PAGES[name], "python")[number], io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile(code, f"{name}, block {number + 1}", "exec"), {"__name__": "page"})
-    assert output.getvalue() or "def test_" in code or code.rstrip().splitlines()[-1].startswith(" ")  # definitions
+    assert output.getvalue() or "def test_" in code or isinstance(ast.parse(code).body[-1], ast.ClassDef)
+
+
+def test_the_network_of_texts_is_blind_to_padding_and_trains():
+    names = {}
+    exec(blocks(PAGES["guides/tables.md"], "python")[0], names)
+    short, padded = np.array([[5, 7]]), np.array([[5, 7, 0, 0]])
+    network = names["Bag"](classes=2, words=9)
+    params = network.init(jax.random.key(0), short)
+    np.testing.assert_allclose(network.apply(params, short), network.apply(params, padded), rtol=1e-6)
+    slopes = jax.grad(lambda params: network.apply(params, short)[0, 0])(params)
+    assert all(np.any(slope != 0) for slope in jax.tree.leaves(slopes))
 
 
 @pytest.mark.parametrize("name", [name for name, text in PAGES.items() if blocks(text, "pycon")])

@@ -17,7 +17,7 @@ MOST = {
     "public class names that stand twice": 0,
     "lines of the core": 43_825,
     "lines of tools": 19_011,
-    "lines of tests": 47_910,
+    "lines of tests": 47_922,
 }
 
 

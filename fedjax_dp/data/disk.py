@@ -129,9 +129,9 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     names = ClientNames(clients["names"]) if "names" in clients else None
     smallest = int(sizes.min())
     bounds = tuple(UnitBound(Unit(unit), *most) for unit, *most in manifest.get("bounds", ()))
-    called = manifest.get("class_names")
-    classes = None if called is None else as_client_names(called)
-    rest = {"class_names": classes, "overlap": manifest.get("overlap", ""), "bounds": bounds, "names": names}
+    labels = manifest.get("class_names")
+    class_names = None if labels is None else as_client_names(labels)
+    rest = {"class_names": class_names, "overlap": manifest.get("overlap", ""), "bounds": bounds, "names": names}
     return FederatedData(**arrays, **plain, smallest=smallest, **rest)
 
 

@@ -289,7 +289,7 @@ def _visible_draw(whose: str) -> Draw:
 def _draw_by_law(members: MemberDraws, whose: str, known: int = 0) -> Draw:
     """The sampling to somebody who knows of `known` other members whether they are drawn; the worst is that none is."""
     law, fixed = members.law, Adjacency.REPLACE_ONE
-    but = ", and the adversary beside them" if known else ""
+    but = ", all of them clients other than the adversary" if known else ""
     if law == "poisson":
         sampling: Sampling = Poisson(_chance(members))
         return Draw((sampling,), Adjacency.ADD_REMOVE, f"{whose} by {sampling}")

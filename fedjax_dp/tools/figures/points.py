@@ -16,7 +16,7 @@ from fedjax_dp.tools.figures.canvas import is_narrow, letters, width_of, wrap
 from fedjax_dp.tools.figures.scales import Line
 
 Placed = tuple[float, Setting | None]  # position, and the setting, which may be stopped; None if all failed
-NARROW = 5.0  # inches of a picture that has no room for a legend beside it
+NARROW = 5.0  # inches of a picture that has no room for a legend at its side
 CROSS, RING = "failed", "stopped"  # gids of crosses and rings, which the legend looks for
 
 

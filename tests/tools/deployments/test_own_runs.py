@@ -26,30 +26,29 @@ def alike(ours, theirs):
         assert getattr(theirs, fact) == getattr(ours, fact), fact
 
 
-def test_dp_fedavg_with_poisson_cohorts_and_a_fixed_denominator(data):
+@pytest.mark.parametrize(
+    ("cohort", "facts"),
+    [
+        ("poisson", {"clients": {"law": "poisson", "rate": 0.5, "of": 6}, "weights": {"denominator": "fixed"}}),
+        ("uniform", {"clients": {"law": "fixed", "size": 3, "of": 6}}),  # a client knows whether it takes part itself
+    ],
+)
+def test_dp_fedavg_by_each_law_of_its_cohorts(data, cohort, facts):
     algorithm = fdp.dp_fedavg(
-        clip_norm=0.5, noise_multiplier=2.0, cohort_size=3, batch_size=2, local_steps=2, learning_rate=0.1
+        clip_norm=0.5,
+        noise_multiplier=2.0,
+        cohort=cohort,
+        cohort_size=3,
+        batch_size=2,
+        local_steps=2,
+        learning_rate=0.1,
     )
     ours = fdp.guarantee(algorithm, data, rounds=ROUNDS, delta=DELTA)
     theirs = described(
         unit="client",
-        clients={"law": "poisson", "rate": 0.5, "of": 6},
         clip={"of": "update", "norm": "l2", "bound": 0.5},
         noise={"law": "gaussian", "std": 1.0, "on": "sum", "by": "server"},
-        weights={"denominator": "fixed"},
-    )
-    alike(ours, theirs)
-
-
-def test_dp_fedavg_with_cohorts_of_fixed_size_where_the_client_that_looks_knows_whether_it_takes_part(data):
-    common = {"clip_norm": 0.5, "noise_multiplier": 2.0, "batch_size": 2, "local_steps": 2, "learning_rate": 0.1}
-    algorithm = fdp.dp_fedavg(cohort="uniform", cohort_size=3, **common)
-    ours = fdp.guarantee(algorithm, data, rounds=ROUNDS, delta=DELTA)
-    theirs = described(
-        unit="client",
-        clients={"law": "fixed", "size": 3, "of": 6},
-        clip={"of": "update", "norm": "l2", "bound": 0.5},
-        noise={"law": "gaussian", "std": 1.0, "on": "sum", "by": "server"},
+        **facts,
     )
     alike(ours, theirs)
 
