@@ -26,7 +26,7 @@ from fedjax_dp.tools import cli
 from fedjax_dp.tools.papers.reproductions.reproduce import REPRODUCTION_FOLDER, reproduce
 
 QUICK = ["--rounds", "4", "--local-steps", "2", "--evaluate-every", "2", "--checkpoint-every", "1"]
-SWEEP = "seeds = 2\n[base]\nrounds = 2\nlocal_steps = 2\n[axes]\nclip_norm = [0.5, 1.0]\n"
+SWEEP = '[base]\nalgorithm = "fedavg"\nrounds = 2\nlocal_steps = 2\n[axes]\nlearning_rate = [0.5, 1.0]\n'
 
 
 def full(*args, **kwargs):
@@ -124,7 +124,7 @@ def test_a_sweep_goes_on_where_the_disk_was_full(monkeypatch, capsys):
         assert cli.main(["sweep", "s.toml", "--out", "q"]) == 3
     assert "q could not be written: no space left on device; make room; the same command" in capsys.readouterr().err
     assert cli.main(["sweep", "s.toml", "--out", "q"]) == 0
-    assert "q holds 4 of 4 points" in capsys.readouterr().err
+    assert "q holds 2 of 2 points" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,23 +1,20 @@
 """The guard of counted work: what is more than expected is told, and so is what is less."""
 
-import importlib.util
+import dataclasses
 import json
 import pathlib
-import sys
 
 import pytest
+from helpers import benchmark
+
+from fedjax_dp.parts.clipping import ClipTensorsAtMedian
 
 BENCHMARKS = pathlib.Path(__file__).parent.parent / "benchmarks"
 
 
 @pytest.fixture(scope="module")
 def guard():
-    sys.path.insert(0, str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("guard", BENCHMARKS / "guard.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(BENCHMARKS))
+    return benchmark("guard")
 
 
 EXPECTED = {"W1": {"flops": 1000, "dispatches": 9, "compiled_again": 0}}
@@ -50,10 +47,6 @@ def test_the_file_covers_every_workload(guard):
 @pytest.mark.slow
 def test_gradients_of_single_records_are_noticed(guard):
     """A round that builds every record's gradient moves far more bytes than the committed one."""
-    import dataclasses
-
-    from fedjax_dp.parts.clipping import ClipTensorsAtMedian
-
     algorithm, model, data = guard.workload("W2")
     privatizer = dataclasses.replace(algorithm.local.privatizer, bound=ClipTensorsAtMedian())
     slow = dataclasses.replace(algorithm, local=dataclasses.replace(algorithm.local, privatizer=privatizer))

@@ -77,9 +77,9 @@ import fedjax_dp as fdp
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(300, 4)), rng.integers(0, 2, 300)
 data = fdp.federate(fdp.dataset(x[:200], y[:200], x[200:], y[200:]), np.arange(200).reshape(10, 20))
-algorithm = fdp.dpnfl(cohort_size=5, batch_size=4, local_steps=2, learning_rate=0.1, clip_norm=1.0)
-result = fdp.run(algorithm, data, rounds=5, epsilon=5.0, delta=1e-2, progress=True)
-found = fdp.sweep(algorithm, data, rounds=2, axes={"clip_norm": [0.5, 1.0]}, epsilon=5.0, delta=1e-2)
+algorithm = fdp.fedavg(cohort_size=5, batch_size=4, local_steps=2, learning_rate=0.1)
+result = fdp.run(algorithm, data, rounds=5, progress=True)
+found = fdp.sweep(algorithm, data, rounds=5, axes={"learning_rate": [0.1, 0.2]})
 assert matplotlib.get_backend() == before
 """
 
@@ -89,7 +89,7 @@ def test_progress_is_a_bar_of_the_cell_and_values_are_tables(tmp_path):
     import nbclient
     import nbformat
 
-    cells = [OWN_WAY, "data", "algorithm", "result", "found", "found.plot(kind='axis', x='clip_norm')"]
+    cells = [OWN_WAY, "data", "algorithm", "result", "found", "found.plot(kind='axis', x='learning_rate')"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
     shown = []  # every message to the browser
     client = nbclient.NotebookClient(

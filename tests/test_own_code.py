@@ -93,7 +93,7 @@ def test_what_a_name_stands_for_becomes_a_model(name, kind):
 
 @pytest.mark.slow
 def test_ones_own_network_runs_and_is_held_to_its_files(capsys):
-    assert run("--model", "net.py:Net", "--out", "r") == 0
+    assert run("--model", "net.py:Net", "--algorithm", "fedavg", "--out", "r") == 0
     about = json.loads(pathlib.Path("r/run.json").read_text())
     assert {"code in net.py", "code in beside.py"} <= set(about["checksums"])
     for file in ("net.py", "beside.py"):
@@ -122,7 +122,7 @@ def test_options_of_an_entry_of_ones_own_are_flags_keys_and_help(capsys):
 
 @pytest.mark.slow
 def test_sweeps_vary_an_option_of_ones_own_and_know_the_file(capsys):
-    base = {"algorithm": "mine.py:mine", "rounds": 2, "num_clients": 10, "cohort_size": 3, "noise_multiplier": 1.0}
+    base = {"algorithm": "mine.py:mine", "rounds": 2, "num_clients": 10, "cohort_size": 3}
     text = "seeds = 1\n[base]\n" + folders.toml(base | {"local_steps": 1}) + "[axes]\nshrink = [0.1, 0.5]\n"
     pathlib.Path("sweep.toml").write_text(text)
     assert cli.main(["sweep", "sweep.toml", "--out", "s"]) == 0

@@ -182,17 +182,14 @@ def test_a_mistake_in_a_call_is_the_same_line_both_ways(right, wrong, line, caps
 
 @pytest.mark.slow
 def test_ids_that_are_missing_and_numbers_that_nobody_gave_are_told(capsys):
-    assert "delta must be given for a private algorithm" in by_notebook(way=NOTEBOOK.replace(", delta=1e-3", ""))
     held = dict(np.load("mine.npz"))
     del held["client_ids"]
     np.savez("mine.npz", **held)
     assert "client_ids must be given, got nothing; name the owner of each record, or deal them" in by_notebook()
-    assert "partition must be used with a data set that has client_ids, got natural; name" in by_terminal(capsys)
-    less = shlex.join(WORDS).replace("--partition natural", "").replace("--delta 0.001", "").replace("--rounds 20", "")
-    assert cli.main([*less.split()[1:], "--rounds", "1"]) == 0
+    assert cli.main(["run", "--dataset", "npz:mine.npz", "--algorithm", "fedavg", "--rounds", "1"]) == 0
     told = capsys.readouterr().err
     assert "nobody says whose records they are: dealt to 10 clients; client_ids in the file would" in told
-    assert "not set, so defaults are used: num_clients 10, delta 0.001\n" in told
+    assert "not set, so defaults are used: num_clients 10" in told
 
 
 def test_an_entry_without_noise_and_a_plain_function_are_told_on_the_command_line(capsys):

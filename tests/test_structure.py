@@ -1,11 +1,8 @@
 """The package does not grow back: what `benchmarks/structure.py` counts stays at or below what it is."""
 
-import importlib.util
-import pathlib
-
 import pytest
+from helpers import benchmark
 
-ROOT = pathlib.Path(__file__).parents[1]
 MOST = {
     "functions of a plain guarantee": 144,
     "files of a plain guarantee": 36,
@@ -23,10 +20,7 @@ MOST = {
 
 @pytest.fixture(scope="module")
 def structure():
-    spec = importlib.util.spec_from_file_location("structure", ROOT / "benchmarks" / "structure.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return benchmark("structure")
 
 
 def test_the_core_imports_no_tool(structure):
