@@ -250,14 +250,7 @@ def fedavg(
 
 
 def dpnfl(case, *, estimator="wor_delta", clip="example", **local):
-    w, memory, results = case.start, {}, []
-    for t, cohort in enumerate(case.cohorts):
-        models = train_cohort(case, t, w, memory, clip=clip, **local)
-        deltas = deltas_of(models, w)
-        delta = aggregate(estimator, w, models, cohort, case.shares) - w
-        w = w + delta
-        results.append({"w": w, "deltas": deltas, "delta": delta})
-    return results
+    return fedavg(case, estimator=estimator, clip=clip, **local)
 
 
 def addpnfl(
@@ -473,11 +466,12 @@ def release(case, w, i, moment, bound, sigma2, batch, noise):
     return noisy_delta(delta, sigma2, bound, batch, noise[moment, i]) if sigma2 else delta
 
 
-def rfedavg(
+def feature_matching(
     case,
     *,
     lam,
-    delta_at="local_after",
+    delta_at,
+    mean_target,
     scope="participants",
     leave_one_out=True,
     local_mean="batch",
@@ -488,67 +482,46 @@ def rfedavg(
     delta_noise=None,
     **local,
 ):
-    """`delta_noise` (rounds + 1, N, k) are standard normals: [0] for the first deltas, [t + 1] for those of round t."""
-    known(delta_at, "local_after", "global_before")
-    known(local_mean, "batch", "full")
-    privacy = (feature_bound, sigma2, delta_batch, delta_noise)
-    w, memory, results = case.start, {}, []
-    delta = [release(case, w, i, 0, *privacy) for i in range(len(case.shares))]
-    for t, cohort in enumerate(case.cohorts):
+    """`mean_target`: clients are pulled to the mean of the others' deltas, which are those at the model of the round.
 
-        def pull(i, s, v, t=t, delta=delta):
-            x = case.batch(t, i, s)[0] if local_mean == "batch" else case.x[i]
-            return lam * penalty_gradient(case.problem, v, x, targets_of(case, t, i, delta, scope, leave_one_out))
-
-        models = train_cohort(case, t, w, memory, extra=pull, **local)
-        delta = list(delta)
-        for i in models:
-            delta[i] = release(case, models[i] if delta_at == "local_after" else w, i, t + 1, *privacy)
-        deltas = deltas_of(models, w)
-        w = aggregate(estimator, w, models, cohort, case.shares)
-        results.append({"w": w, "deltas": deltas, "models": models, "delta": delta})
-    return results
-
-
-def rfedavg_plus(
-    case,
-    *,
-    lam,
-    scope="participants",
-    leave_one_out=True,
-    local_mean="batch",
-    estimator="renorm",
-    feature_bound=np.inf,
-    sigma2=0.0,
-    delta_batch=1,
-    delta_noise=None,
-    **local,
-):
-    """`delta_noise` (rounds + 1, N, k) are standard normals: [t] for the deltas at the global model w_t."""
+    `delta_noise` (rounds + 1, N, k) are standard normals: [0] for the first deltas, [t + 1] for those after round t,
+    and with `mean_target` [t] for the deltas at the global model w_t.
+    """
     known(local_mean, "batch", "full")
     privacy = (feature_bound, sigma2, delta_batch, delta_noise)
     w, memory, results = case.start, {}, []
     delta = [release(case, w, i, 0, *privacy) for i in range(len(case.shares))]
     for t, cohort in enumerate(case.cohorts):
         delta = list(delta)
-        if scope == "participants":
+        if mean_target and scope == "participants":
             for i in case.clients(t):
                 delta[i] = release(case, w, i, t, *privacy)
 
         def pull(i, s, v, t=t, delta=delta):
             x = case.batch(t, i, s)[0] if local_mean == "batch" else case.x[i]
             targets = targets_of(case, t, i, delta, scope, leave_one_out)
-            average = [sum(targets) / len(targets)] if targets else []
-            return lam * penalty_gradient(case.problem, v, x, average)
+            if mean_target and targets:
+                targets = [sum(targets) / len(targets)]
+            return lam * penalty_gradient(case.problem, v, x, targets)
 
         models = train_cohort(case, t, w, memory, extra=pull, **local)
-        deltas = deltas_of(models, w)
+        deltas, before = deltas_of(models, w), w
         w = aggregate(estimator, w, models, cohort, case.shares)
         delta = list(delta)
         for i in models:
-            delta[i] = release(case, w, i, t + 1, *privacy)
+            model = {"local_after": models[i], "global_before": before, "global_after": w}[delta_at]
+            delta[i] = release(case, model, i, t + 1, *privacy)
         results.append({"w": w, "deltas": deltas, "models": models, "delta": delta})
     return results
+
+
+def rfedavg(case, *, delta_at="local_after", **options):
+    known(delta_at, "local_after", "global_before")
+    return feature_matching(case, delta_at=delta_at, mean_target=False, **options)
+
+
+def rfedavg_plus(case, **options):
+    return feature_matching(case, delta_at="global_after", mean_target=True, **options)
 
 
 # 4 CPFed and DP-SGD
