@@ -7,8 +7,9 @@ import os
 import pathlib
 import re
 
+import nbclient
+import nbformat
 import pytest
-from helpers import usual
 
 import fedjax_dp as fdp
 from fedjax_dp import accounting
@@ -17,7 +18,7 @@ from fedjax_dp.tools import testing
 PUBLIC = {"fdp": fdp, "accounting": accounting, "testing": testing}
 FOLDER = pathlib.Path(__file__).parent.parent / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-IN_CI = ("quickstart",)  # others show what pages do that CI runs
+IN_CI = "quickstart"  # others show what pages do that CI runs
 
 
 def cells(path, kind):
@@ -50,65 +51,64 @@ def test_committed_notebooks_show_results_and_no_machine(path):
     assert not re.search(r"/[\w.-]+/[\w./-]*\.py\b", path.read_text())  # files of somebody's machine, as warnings name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", usual([path.stem for path in NOTEBOOKS], IN_CI))
-def test_it_runs_at_tiny_scale(name, tmp_path, monkeypatch):
-    import nbclient
-    import nbformat
+def execute(notebook, folder):
+    """Messages to the browser."""
+    messages = []
+    client = nbclient.NotebookClient(
+        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": os.fspath(folder)}}
+    )
+    process = client.process_message
 
+    def watch(message, *others):
+        messages.append(message)
+        return process(message, *others)
+
+    client.process_message = watch
+    client.execute()
+    return messages
+
+
+@pytest.fixture
+def tiny(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_DP_TINY", "1")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PYTHONWARNINGS", "default")  # of what the kernel imports
-    notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
-    client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": os.fspath(tmp_path)}}
-    )
-    client.execute()
+    return tmp_path
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("path", [path for path in NOTEBOOKS if path.stem != IN_CI], ids=lambda path: path.stem)
+def test_it_runs_at_tiny_scale(path, tiny):
+    notebook = nbformat.read(path, as_version=4)
+    execute(notebook, tiny)
     assert any("image/png" in o.get("data", {}) for cell in notebook.cells for o in cell.get("outputs", []))
 
 
-OWN_WAY = """
+BEFORE = """
 import warnings
 warnings.simplefilter("error", UserWarning)
 import matplotlib
 before = matplotlib.get_backend()
-import numpy as np
-import fedjax_dp as fdp
-rng = np.random.default_rng(0)
-x, y = rng.normal(size=(300, 4)), rng.integers(0, 2, 300)
-data = fdp.federate(fdp.dataset(x[:200], y[:200], x[200:], y[200:]), np.arange(200).reshape(10, 20))
-algorithm = fdp.fedavg(cohort_size=5, batch_size=4, local_steps=2, learning_rate=0.1)
-result = fdp.run(algorithm, data, rounds=5, progress=True)
-found = fdp.sweep(algorithm, data, rounds=5, axes={"learning_rate": [0.1, 0.2]})
+"""
+AFTER = """
+fdp.run(result.algorithm, data, rounds=rounds, delta=1e-3, progress=True)
 assert matplotlib.get_backend() == before
 """
 
 
 @pytest.mark.slow
-def test_progress_is_a_bar_of_the_cell_and_values_are_tables(tmp_path):
-    import nbclient
-    import nbformat
-
-    cells = [OWN_WAY, "data", "algorithm", "result", "found", "found.plot(kind='axis', x='learning_rate')"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
-    shown = []  # every message to the browser
-    client = nbclient.NotebookClient(
-        notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": os.fspath(tmp_path)}}
-    )
-    process = client.process_message
-
-    def watch(message, *others):
-        shown.append(message)
-        return process(message, *others)
-
-    client.process_message = watch
-    client.execute()
-    bars = [m for m in shown if m["msg_type"] == "update_display_data" and "<progress" in str(m["content"])]
+def test_the_first_one_runs_and_progress_is_a_bar_of_the_cell_and_values_are_tables(tiny):
+    notebook = nbformat.read(FOLDER / f"{IN_CI}.ipynb", as_version=4)
+    values = ["data", "algorithm", "result", "found", "found.plot(kind='axis', x='epsilon')"]
+    first, *rest = map(nbformat.v4.new_code_cell, [BEFORE, AFTER, *values])
+    notebook.cells = [first, *notebook.cells, *rest]
+    messages = execute(notebook, tiny)
+    bars = [m for m in messages if m["msg_type"] == "update_display_data" and "<progress" in str(m["content"])]
     assert bars, "no bar was shown"
-    left = notebook.cells[0].outputs
-    assert not [out for out in left if out.get("name") == "stderr" and "arning" in out["text"]]
-    assert "<progress" not in str(left), "a bar stays behind"
-    for cell in notebook.cells[1:5]:
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [out for out in shown if out.get("name") == "stderr" and "arning" in out["text"]]
+    assert "<progress" not in str(shown), "a bar stays behind"
+    for cell in notebook.cells[-5:-1]:
         assert "<table" in cell.outputs[-1]["data"]["text/html"]
         assert len(cell.outputs[-1]["data"]["text/plain"].splitlines()) <= 20
-    assert "image/png" in notebook.cells[5].outputs[-1]["data"]
+    assert sum("image/png" in output.get("data", {}) for output in shown) == 4
