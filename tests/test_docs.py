@@ -62,8 +62,7 @@ def marks(name, number):
 
 
 @pytest.mark.parametrize(("name", "number"), [pytest.param(*one, marks=marks(*one)) for one in RUNNABLE])
-def test_python_on_a_page_runs(name, number, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_python_on_a_page_runs(name, number):
     code, output = blocks(PAGES[name], "python")[number], io.StringIO()
     with contextlib.redirect_stdout(output):
         exec(compile(code, f"{name}, block {number + 1}", "exec"), {"__name__": "page"})
@@ -173,18 +172,17 @@ SHORTER = {"run": ["--rounds", "1"]}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", usual(SCRIPTS, SHORT))
-def test_commands_of_a_page_run_one_after_the_other(name, tmp_path, monkeypatch, capsys):
+def test_commands_of_a_page_run_one_after_the_other(name, capsys):
     """As they stand, but for fewer rounds, digits for MNIST, and files that are the reader's."""
-    monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(0)
     x, y, who = rng.normal(size=(200, 4)), rng.integers(0, 2, 200), np.arange(200) // 40
     arrays = {"x_train": x, "y_train": y, "client_ids": who, "x_test": x[::5], "y_test": y[::5]}
     np.savez("mine.npz", **{key: a.astype(np.float32) if a.dtype == float else a for key, a in arrays.items()})
     rows = [f"{','.join(map(repr, map(float, record)))},{label},{owner}" for record, label, owner in zip(x, y, who)]
-    (tmp_path / "mine.csv").write_text("\n".join(["a,b,c,d,y,who", *rows]))
+    pathlib.Path("mine.csv").write_text("\n".join(["a,b,c,d,y,who", *rows]))
     visits = [f"{x[row, 0]:.3f},{y[row]},{who[row]},{row // 5}" for row in range(len(x))]
-    (tmp_path / "visits.csv").write_text("\n".join(["a,y,hospital,patient", *visits]))
-    (tmp_path / "config.toml").write_text("noise_multiplier = 2.0\nrounds = 1\n")
+    pathlib.Path("visits.csv").write_text("\n".join(["a,y,hospital,patient", *visits]))
+    pathlib.Path("config.toml").write_text("noise_multiplier = 2.0\nrounds = 1\n")
     for words in (words for page, words in COMMAND_LINES if page == name):
         if any(word.isupper() or word.startswith(("SWEEP", "sweeps/")) for word in words):
             continue  # a file that only the reader has

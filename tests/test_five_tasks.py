@@ -78,8 +78,7 @@ def test_an_own_privatizer_is_priced_by_its_event():
 
 
 @pytest.mark.slow
-def test_a_data_set_of_ones_own_runs_from_the_command_line(capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
+def test_a_data_set_of_ones_own_runs_from_the_command_line(capsys, monkeypatch):
     monkeypatch.setitem(DATASETS, "moons", Reader(read_moons))
     assert cli.main(["run", "--dataset", "moons", "--algorithm", "fedavg", "--rounds", "3", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["test_accuracy"] > 0.7

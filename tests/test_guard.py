@@ -47,10 +47,10 @@ def test_the_file_covers_every_workload(guard):
 @pytest.mark.slow
 def test_gradients_of_single_records_are_noticed(guard):
     """A round that builds every record's gradient moves far more bytes than the committed one."""
-    algorithm, model, data = guard.workload("W2")
+    algorithm, model, data = guard.workload("W1")
     privatizer = dataclasses.replace(algorithm.local.privatizer, bound=ClipTensorsAtMedian())
     slow = dataclasses.replace(algorithm, local=dataclasses.replace(algorithm.local, privatizer=privatizer))
-    known = json.loads((BENCHMARKS / "guard.json").read_text())["counts"]["W2"]
+    known = json.loads((BENCHMARKS / "guard.json").read_text())["counts"]["W1"]
     found = guard.counted(slow, model, data)
-    assert found["bytes"] > 3 * known["bytes"]
-    assert any("bytes" in line for line in guard.differences({"W2": found}, {"W2": known}))
+    assert found["bytes"] > 1.4 * known["bytes"]
+    assert any("bytes" in line for line in guard.differences({"W1": found}, {"W1": known}))

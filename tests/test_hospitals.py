@@ -15,8 +15,7 @@ PAGE = PAGES["guides/tables.md"]
 
 
 @pytest.fixture
-def hospitals(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def hospitals():
     draws = np.random.default_rng(0)
     for number, records in enumerate((60, 40, 90)):
         sick = draws.integers(0, 2, records)

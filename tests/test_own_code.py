@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -71,11 +72,10 @@ SHAPE = RecordFormat((8, 8), 10, False)
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def own_files(monkeypatch):
     for name, text in (("net.py", NET), ("beside.py", "WIDTH = 7\n"), ("mine.py", MINE)):
         pathlib.Path(name).write_text(text)
-    monkeypatch.delitem(__import__("sys").modules, "beside", raising=False)
+    monkeypatch.delitem(sys.modules, "beside", raising=False)
 
 
 def run(*words):

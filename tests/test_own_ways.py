@@ -22,7 +22,6 @@ WORDS = shlex.split(TERMINAL.replace("\\\n", ""))
 
 @pytest.fixture(autouse=True)
 def own_files(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "dont_write_bytecode", True)  # which a file of the same size and second is taken from
     monkeypatch.delitem(sys.modules, "mine", raising=False)

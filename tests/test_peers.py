@@ -118,27 +118,15 @@ def test_a_gpu_has_workloads_and_contenders_of_its_own(peers):
     assert sorted(["W2:10", "cifar:50", "W1:100", "W1:10"], key=peers.place) == ["W1:10", "W1:100", "W2:10", "cifar:50"]
 
 
-def row(ms, **more):
-    return {
-        "ms": ms,
-        "spread": 0.1,
-        "times_ours": ms / 10,
-        "turns": [ms] * 9,
-        "peak_mb": 1.0,
-        "gradient_gap": None,
-    } | more
+def row(ms):
+    times = {"ms": ms, "spread": 0.1, "times_ours": ms / 10, "turns": [ms] * 9}
+    return times | {"peak_mb": 1.0, "gradient_gap": None}
 
 
 def test_table_and_picture_tell_ratios_reasons_and_disturbance(peers, tmp_path):
     w = peers.workloads.WORKLOADS["W1"]._asdict()
-    results = {
-        "W1": w
-        | {
-            "rows": {"ours": row(10.0), "torch_func": row(52.0)},
-            "disturbed": ["torch_func"],
-            "reasons": {"fedjax_rounds": "does not install: no wheel"},
-        },
-    }
+    w["rows"] = {"ours": row(10.0), "torch_func": row(52.0)}
+    results = {"W1": w | {"disturbed": ["torch_func"], "reasons": {"fedjax_rounds": "does not install: no wheel"}}}
     told = peers.table(results)
     assert "| fedjax_dp | 10 ms |" in told
     assert "| torch.func | 52 ms, 5.2x (disturbed) |" in told
