@@ -41,7 +41,7 @@ def test_rates_of_rounds_are_those_by_hand(name):
     assert min(rates) > 0
 
 
-def test_numbers_are_traced_and_a_sweep_varies_them_in_one_program():
+def test_numbers_are_traced_so_that_a_sweep_varies_them_in_one_program():
     rates = [fdp.parts.RateSchedule.of("cosine", decay_rounds=rounds) for rounds in (5, 9)]
     algorithm, other = (fdp.fedavg(**COMMON, schedule=schedule) for schedule in rates)
     assert jax.tree.structure(algorithm) == jax.tree.structure(other)
@@ -76,3 +76,10 @@ def test_a_private_algorithm_follows_a_schedule_at_the_epsilon_of_a_constant_one
     constant, other = (fdp.guarantee(algorithm, DATA, rounds=4, delta=1e-3).epsilon for algorithm in made)
     assert np.isfinite(constant)
     assert constant == pytest.approx(other, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_a_sweep_varies_the_rounds_of_decay():
+    algorithm = fdp.fedavg(**COMMON, schedule=fdp.parts.RateSchedule.of("cosine", decay_rounds=4))
+    found = fdp.sweep(algorithm, DATA, rounds=3, axes={"decay_rounds": [2, 4, 8]})
+    assert len({record["history"][-1]["test_loss"] for record in found.records}) == 3
