@@ -466,16 +466,7 @@ def test_a_sampled_mechanism_is_best_told_by_its_tail():
 @pytest.mark.exhaustive  # in CI `test_a_thousand_pilot_scores_find_a_good_test` keeps the law at one of these points
 @pytest.mark.parametrize(
     ("epsilon", "trials", "least", "halves"),
-    [
-        pytest.param(1.0, 1000, 0.50, 0.40, marks=pytest.mark.exhaustive),
-        (1.0, 4000, 0.74, 0.69),
-        pytest.param(1.0, 40_000, 0.91, 0.91, marks=pytest.mark.exhaustive),
-        pytest.param(4.0, 1000, 0.85, 0.82, marks=pytest.mark.exhaustive),
-        (4.0, 4000, 0.92, 0.91),
-        pytest.param(4.0, 40_000, 0.97, 0.98, marks=pytest.mark.exhaustive),
-        pytest.param(8.0, 1000, 0.90, 0.90, marks=pytest.mark.exhaustive),
-        (8.0, 4000, 0.95, 0.95),
-    ],
+    [(1.0, 4000, 0.74, 0.69), (4.0, 40_000, 0.97, 0.98), (8.0, 1000, 0.90, 0.90)],
 )
 def test_plans_keep_their_efficiency_over_many_audits(epsilon, trials, least, halves):
     rng = np.random.default_rng(4)

@@ -73,7 +73,7 @@ def test_a_sampled_release_is_a_mixture_of_its_laws():
 def test_compositions_agree_with_dp_accounting():
     from dp_accounting.pld import privacy_loss_distribution as plds
 
-    for scale, rate, count, delta in ((2.0, 1.0, 1, 1e-3), (5.0, 1.0, 50, 1e-5), (1.0, 0.05, 200, 1e-5)):
+    for scale, rate, count, delta in ((5.0, 1.0, 50, 1e-5), (1.0, 0.05, 200, 1e-5)):
         reference = plds.from_laplace_mechanism(scale, sampling_prob=rate).self_compose(count)
         expected = reference.get_epsilon_for_delta(delta)
         event = sampled(scale, rate, count) if rate < 1 else LaplaceSteps(scale, FullBatch(), ADD_REMOVE, count)

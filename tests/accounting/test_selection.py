@@ -166,19 +166,6 @@ def test_no_enumerated_selection_costs_more_than_the_bound(trials, laws):
     assert np.all(exact <= trials.renyi(ORDERS, divergences(*laws)) * (1 + 1e-6) + 1e-9)
 
 
-@pytest.mark.parametrize("trials", LAWS, ids=str)
-def test_no_selection_among_rounded_gaussian_outputs_costs_more_than_the_bound(trials):
-    cells = np.append(np.arange(-6.0, 7.0, 0.05), np.inf)
-    laws = [np.diff(stats.norm(mean, 1.0).cdf(cells), prepend=0.0) for mean in (0.0, 0.5)]
-    laws = [np.maximum(law, 1e-18) / np.maximum(law, 1e-18).sum() for law in laws]
-    orders = ORDERS[ORDERS < 60]
-    exact = divergences(*(best_of(trials, law) for law in laws), orders)
-    bound = trials.renyi(orders, divergences(*laws, orders))
-    assert np.all(exact <= bound * (1 + 1e-9) + 1e-9)
-    if trials.mean > 5:  # and the bound says something: a tenth of it is really lost somewhere
-        assert np.max(exact / bound) > 0.1
-
-
 @pytest.mark.parametrize("missing", ["the divergence", "gamma", "one of 1 + eta", "the mean"])
 def test_every_term_for_negative_binomial_trials_is_needed(missing):
     rare = np.array([1 - 1e-4, 1e-4]), np.array([1 - 1e-9, 1e-9])
@@ -214,18 +201,6 @@ def test_forgetting_the_delta_of_a_trial_or_their_number_is_contradicted_with_po
     one, exact = divergences(*rare), divergences(*(best_of(PoissonTrials(12.0), law) for law in rare))
     assert np.any(exact > one * 1.2)
     assert np.all(exact <= PoissonTrials(12.0).renyi(ORDERS, one) * (1 + 1e-9))
-
-
-@settings(max_examples=300, deadline=None)
-@given(laws=neighbours(), mean=st.floats(0.05, 100))
-def test_the_moment_bound_for_poisson_trials_holds_with_the_exact_delta(laws, mean):
-    a, ways = ORDERS[ORDERS < 100], (laws, laws[::-1])
-    delta = np.max([np.maximum(p - (a / (a - 1))[:, None] * q, 0).sum(axis=1) for p, q in ways], axis=0)
-    moment = (a - 1) * divergences(*laws, a)
-    with np.errstate(divide="ignore"):
-        grown = np.logaddexp(0, math.log(mean) + mean * (a - 1) * delta + moment + np.log(-np.expm1(-moment)))
-    exact = (a - 1) * divergences(*(best_of(PoissonTrials(mean), law) for law in laws), a)
-    assert np.all(exact <= grown * (1 + 1e-6) + 1e-6)
 
 
 # --- limits and orderings of the bounds ------------------------------------------------------------------------------
@@ -266,12 +241,9 @@ def test_the_least_noisy_candidate_sets_the_price():
     noisy, quiet, rare = [steps(4.0)], [steps(2.0)], [steps(0.8, batch=1, count=10)]
     alone = repetition_epsilons([quiet], trials, delta)[0]
     assert repetition_epsilons([noisy, quiet], trials, delta)[0] == pytest.approx(alone, rel=5e-3)
-    assert repetition_epsilons([quiet, noisy], trials, delta) == repetition_epsilons(
-        [noisy, quiet, noisy], trials, delta
-    )
-    crossing = repetition_epsilons([quiet, rare], trials, delta)[
-        0
-    ]  # one is worse at low orders, the other at high ones
+    thrice = repetition_epsilons([noisy, quiet, noisy], trials, delta)
+    assert repetition_epsilons([quiet, noisy], trials, delta) == thrice
+    (crossing,) = repetition_epsilons([quiet, rare], trials, delta)  # worse at low orders, and at high ones
     assert crossing >= max(alone, repetition_epsilons([rare], trials, delta)[0]) * (1 - 5e-3)
 
 
@@ -423,17 +395,9 @@ def test_a_fixed_grid_costs_the_composition_whatever_repetition_would_cost():
     assert told == [(k, 11) for k in range(1, 12)]  # 5 events, 3 clients composed, 3 clients repeated
     assert plain.repetition is None
     assert "Random repetition" not in str(plain)
-    for words in (
-        "fixed runs",
-        "publishing them all",
-        "would cost",
-        "holds only if",
-        "kept secret",
-        "only the best",
-        "not for a fixed grid",
-        "record of one client (replace-one neighbours)",
-        "accountant rdp",
-    ):
+    for words in ("fixed runs", "publishing them all", "would cost", "holds only if", "kept secret", "only the best"):
+        assert words in str(cost), words
+    for words in ("not for a fixed grid", "record of one client (replace-one neighbours)", "accountant rdp"):
         assert words in str(cost), words
 
 
@@ -454,10 +418,8 @@ def test_repetition_applies_where_the_number_of_runs_was_drawn():
 def test_the_answer_can_be_written_as_json():
     told = selection_cost([[steps(3.0)]], 1e-5, trials=PoissonTrials(3.0)).to_dict()
     assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert told["applies"] == "composition"
-    assert told["trials"] == "Poisson with mean 3"
-    assert told["expected_trials"] == 3.0
-    assert told["repetition_accountant"] == "rdp"
+    said = {"applies": "composition", "trials": "Poisson with mean 3", "expected_trials": 3.0}
+    assert (said | {"repetition_accountant": "rdp"}).items() <= told.items()
     assert selection_cost([[steps(3.0)]], 1e-5).to_dict()["epsilon_repetition"] is None
 
 
@@ -534,9 +496,8 @@ def test_moving_records_are_counted_for_the_worst_client_of_each_run():
     assert (cost.moving, cost.accountant, cost.applies) == (True, "rdp", "composition")
     ways = [composition_epsilons([[a], [b]], 1e-5, "rdp")[0] for a, b in itertools.product(*ledgers)]
     assert cost.composition == pytest.approx(max(ways), rel=2e-3)  # orders differ a little with what is composed
-    assert cost.composition > 1.05 * max(
-        composition_epsilons(ledgers, 1e-5, "rdp")
-    )  # the wrong count: by client number
+    wrong = composition_epsilons(ledgers, 1e-5, "rdp")  # by client number
+    assert cost.composition > 1.05 * max(wrong)
     assert "records change clients" in str(cost)
 
 

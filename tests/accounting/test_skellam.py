@@ -179,7 +179,6 @@ def test_composition_with_gaussian_noise():
     assert both >= max(curve.epsilon(1e-5) for curve in curves)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "gaussian", "zcdp", "tcdp", ATTAINED, WANG_RDP])
 @pytest.mark.parametrize(
     "event",
     [
@@ -188,20 +187,18 @@ def test_composition_with_gaussian_noise():
         RandomParticipation(sums(100.0, 5.0), 0.5, 4),
     ],
 )
-def test_other_accountants_say_nothing(accountant, event):
-    with pytest.raises(NotCoveredError):
-        epsilon_of(event, 1e-5, accountant)
-
-
-def test_the_refusal_names_the_accountant_that_helps():
+def test_other_accountants_name_the_one_that_helps(event):
     for name in set(ACCOUNTANTS) - {"rdp"}:
         with pytest.raises(NotCoveredError, match="use accountant rdp"):
-            epsilon_of(sums(100.0, 5.0), 1e-5, name)
+            epsilon_of(event, 1e-5, name)
         with pytest.raises(NotCoveredError, match="use accountant rdp"):
-            noise_factor_for(sums(100.0, 5.0), 1.0, 1e-5, name)
-    answers = {answer.accountant: answer for answer in compare.compare_epsilons(sums(100.0, 5.0), 1e-5)}
+            noise_factor_for(event, 1.0, 1e-5, name)
+    for name in (ATTAINED, WANG_RDP):
+        with pytest.raises(NotCoveredError):
+            epsilon_of(event, 1e-5, name)
+    answers = {answer.accountant: answer for answer in compare.compare_epsilons(event, 1e-5)}
     assert [name for name, answer in answers.items() if answer.number is not None] == ["rdp"]
-    assert compare.lower_bound(sums(100.0, 5.0), 1e-5).number is None
+    assert compare.lower_bound(event, 1e-5).number is None
 
 
 @pytest.mark.parametrize(
