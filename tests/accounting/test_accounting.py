@@ -19,31 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedjax_dp import accounting, errors
-from fedjax_dp.accounting import (
-    ATTAINED,
-    Adjacency,
-    AnyStep,
-    Composed,
-    FullBatch,
-    GaussianSteps,
-    Gdp,
-    Poisson,
-    RandomAllocation,
-    RandomParticipation,
-    Shuffled,
-    Tcdp,
-    TruncatedPoisson,
-    Unit,
-    View,
-    WithoutReplacement,
-    WithReplacement,
-    Zcdp,
-    epsilon_of,
-    losses,
-    noise_multiplier_for,
-    pld,
-    rdp,
-)
+from fedjax_dp.accounting import GaussianSteps, RandomParticipation, epsilon_of, losses, noise_multiplier_for, pld, rdp
 from fedjax_dp.accounting import tcdp as tcdp_module
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.calibrate import SMALLEST_NOISE
@@ -56,23 +32,23 @@ from fedjax_dp.tools.papers.wang import WANG_RDP
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
 CASES = json.loads((GOLDEN / "accounting_vectors.json").read_text())["cases"]
-ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
-ALL_OF_9, ONE_OF_9 = WithoutReplacement(9, 9), WithoutReplacement(1, 9)
+ADD_REMOVE, REPLACE_ONE = accounting.Adjacency.ADD_REMOVE, accounting.Adjacency.REPLACE_ONE
+ALL_OF_9, ONE_OF_9 = accounting.WithoutReplacement(9, 9), accounting.WithoutReplacement(1, 9)
 
 
 def fixed_size(noise, batch, records, count):
-    return GaussianSteps(noise, WithoutReplacement(batch, records), REPLACE_ONE, count)
+    return GaussianSteps(noise, accounting.WithoutReplacement(batch, records), REPLACE_ONE, count)
 
 
 seen = accounting.steps_in_view
 
 
 def poisson(noise, rate, count, adjacency=ADD_REMOVE):
-    return GaussianSteps(noise, Poisson(rate), adjacency, count)
+    return GaussianSteps(noise, accounting.Poisson(rate), adjacency, count)
 
 
 def unsampled(noise, count, adjacency=ADD_REMOVE):
-    return GaussianSteps(noise, FullBatch(), adjacency, count)
+    return GaussianSteps(noise, accounting.FullBatch(), adjacency, count)
 
 
 # --- the reference vectors -------------------------------------------------------------------------------------------
@@ -88,7 +64,7 @@ def vector_poisson_gaussian_addremove(p, e, near):
 def vector_wor_gaussian_replaceone(p, e, near):
     noise = 2 * p["noise_multiplier_rel_replace_sensitivity"]  # z is relative to C, sensitivity is 2 C
     event = fixed_size(noise, p["B"], p["n"], p["steps"])
-    upper, lower = epsilon_of(event, p["delta"]), epsilon_of(event, p["delta"], ATTAINED)
+    upper, lower = epsilon_of(event, p["delta"]), epsilon_of(event, p["delta"], accounting.ATTAINED)
     near(upper, "epsilon_pld_upper")
     near(lower, "epsilon_attained_lower")
     assert lower <= upper * (1 + 1e-9)
@@ -122,7 +98,7 @@ def vector_poisson_gaussian_replaceone(p, e, near):
 
 def vector_zcdp_to_dp(p, e, near):
     near(accounting.zcdp_epsilon_standard(p["rho"], p["delta"]), "epsilon_std")
-    near(Zcdp(p["rho"]).epsilon(p["delta"]), "epsilon_ckks")
+    near(accounting.Zcdp(p["rho"]).epsilon(p["delta"]), "epsilon_ckks")
 
 
 def vector_dp_to_zcdp_budget(p, e, near):
@@ -130,7 +106,7 @@ def vector_dp_to_zcdp_budget(p, e, near):
 
 
 def vector_tcdp_subsample(p, e, near):
-    part = Tcdp(p["rho"], float(p["omega"]))
+    part = accounting.Tcdp(p["rho"], float(p["omega"]))
     if "error" in e:
         with pytest.raises(accounting.TcdpConditionError):
             tcdp_module.subsample(part, p["q"])
@@ -141,7 +117,7 @@ def vector_tcdp_subsample(p, e, near):
 
 
 def vector_tcdp_to_dp(p, e, near):
-    total = Tcdp(p["rho"], float(p["omega"]))
+    total = accounting.Tcdp(p["rho"], float(p["omega"]))
     if "error" in e:
         with pytest.raises(accounting.TcdpConditionError):
             total.epsilon(p["delta"])
@@ -150,9 +126,9 @@ def vector_tcdp_to_dp(p, e, near):
 
 
 def vector_tcdp_compose(p, e, near):
-    total = Tcdp(0.0)
+    total = accounting.Tcdp(0.0)
     for rho, omega in p["parts"]:
-        total = total.plus(Tcdp(rho, omega))
+        total = total.plus(accounting.Tcdp(rho, omega))
     near(total.rho, "rho")
     assert total.omega == e["omega"]
 
@@ -191,7 +167,7 @@ def vector_participation_mixture(p, e, near):
 
 
 def vector_heterogeneous_poisson_addremove(p, e, near):
-    event = Composed(tuple(poisson(s["noise_multiplier"], s["q"], s["steps"]) for s in p["segments"]))
+    event = accounting.Composed(tuple(poisson(s["noise_multiplier"], s["q"], s["steps"]) for s in p["segments"]))
     near(epsilon_of(event, p["delta"]), "epsilon_pld")
     assert epsilon_of(event, p["delta"]) <= epsilon_of(event, p["delta"], "rdp") <= e["epsilon_rdp"] * 1.02
 
@@ -270,7 +246,9 @@ def test_pld_agrees_with_dp_accounting_under_both_adjacencies():
 @pytest.mark.slow
 def test_losses_that_no_grid_resolves_are_counted_with_the_draw_in_public():
     """248,716 is attained (50 of 1,000 without replacement, 1,500 rounds; an independent oracle)."""
-    event = GaussianSteps(0.0308, WithoutReplacement(50, 1000), Adjacency.REPLACE_ONE, 1500, Unit.CLIENT)
+    event = GaussianSteps(
+        0.0308, accounting.WithoutReplacement(50, 1000), accounting.Adjacency.REPLACE_ONE, 1500, accounting.Unit.CLIENT
+    )
     assert 248_716 <= epsilon_of(event, 1e-6) <= 1.003 * 248_716
 
 
@@ -279,12 +257,12 @@ def test_publishing_the_draw_is_a_bound_and_exact_where_it_is_public():
     for noise in (0.1, 1.0):
         event = fixed_size(noise, 50, 1000, 100)
         assert event.drawn_in_public().times(100).epsilon(1e-6) >= epsilon_of(event, 1e-6)
-    once = GaussianSteps(1.0, FullBatch(), Adjacency.REPLACE_ONE, 1)
+    once = GaussianSteps(1.0, accounting.FullBatch(), accounting.Adjacency.REPLACE_ONE, 1)
     public = DrawnGdp(2.0, 0.1, 200).epsilon(1e-5)
     assert public == pytest.approx(epsilon_of(RandomParticipation(once, 0.1, 200), 1e-5), rel=1e-4)
-    assert DrawnGdp(2.0, 1.0, 15).epsilon(1e-6) == pytest.approx(Gdp(2.0).times(15).epsilon(1e-6), rel=1e-9)
+    assert DrawnGdp(2.0, 1.0, 15).epsilon(1e-6) == pytest.approx(accounting.Gdp(2.0).times(15).epsilon(1e-6), rel=1e-9)
     with pytest.raises(errors.ConfigurationError):
-        GaussianSteps(1.0, WithReplacement(50, 1000), Adjacency.REPLACE_ONE, 20).drawn_in_public()
+        GaussianSteps(1.0, accounting.WithReplacement(50, 1000), accounting.Adjacency.REPLACE_ONE, 20).drawn_in_public()
 
 
 @pytest.mark.slow
@@ -315,14 +293,14 @@ def test_one_noise_under_three_readings():
     assert epsilon_of(poisson(2.0, 0.01, 1000), 1e-5) == pytest.approx(0.62, abs=0.005)
     assert epsilon_of(poisson(2.0, 0.01, 1000, REPLACE_ONE), 1e-5) == pytest.approx(1.21, abs=0.005)
     event = fixed_size(2.0, 100, 10_000, 1000)
-    assert epsilon_of(event, 1e-5, ATTAINED) == pytest.approx(1.83, abs=0.005)
+    assert epsilon_of(event, 1e-5, accounting.ATTAINED) == pytest.approx(1.83, abs=0.005)
     assert epsilon_of(event, 1e-5) == pytest.approx(2.20, abs=0.005)
 
 
 def test_tcdp_calibration_equals_worked_example():
     golden = json.loads((GOLDEN / "worked_examples.json").read_text())
     e = golden["expected"]["tcdp_sigma"]
-    sampling = WithoutReplacement(e["B"], e["n_i"])
+    sampling = accounting.WithoutReplacement(e["B"], e["n_i"])
     noise = theorems.dpnfl_lemma2_noise(e["eps"], e["delta"], sampling, e["K_i"] * e["tau"])
     assert noise * e["G"] / e["B"] == pytest.approx(e["sigma"], rel=1e-9)
     steps = GaussianSteps(noise, sampling, REPLACE_ONE, e["K_i"] * e["tau"])
@@ -347,14 +325,14 @@ EVENTS = {
     "poisson": poisson(1.0, 0.05, 1),
     "poisson replace-one": poisson(1.5, 0.05, 1, REPLACE_ONE),
     "fixed size": fixed_size(2.0, 5, 100, 1),
-    "with replacement": GaussianSteps(2.0, WithReplacement(5, 100), REPLACE_ONE, 1),
-    "any step": GaussianSteps(2.0, AnyStep(WithoutReplacement(2, 100), 3), REPLACE_ONE, 1),
-    "shuffled": GaussianSteps(9.0, Shuffled(30, 100), REPLACE_ONE, 3),
-    "allocated": GaussianSteps(2.0, RandomAllocation(2, 5), ADD_REMOVE, 5),
-    "truncated": GaussianSteps(2.0, TruncatedPoisson(0.1, 3, 20), Adjacency.ZERO_OUT, 1),
-    "composed": Composed((fixed_size(2.0, 5, 100, 2), fixed_size(6.0, 40, 100, 1))),
+    "with replacement": GaussianSteps(2.0, accounting.WithReplacement(5, 100), REPLACE_ONE, 1),
+    "any step": GaussianSteps(2.0, accounting.AnyStep(accounting.WithoutReplacement(2, 100), 3), REPLACE_ONE, 1),
+    "shuffled": GaussianSteps(9.0, accounting.Shuffled(30, 100), REPLACE_ONE, 3),
+    "allocated": GaussianSteps(2.0, accounting.RandomAllocation(2, 5), ADD_REMOVE, 5),
+    "truncated": GaussianSteps(2.0, accounting.TruncatedPoisson(0.1, 3, 20), accounting.Adjacency.ZERO_OUT, 1),
+    "composed": accounting.Composed((fixed_size(2.0, 5, 100, 2), fixed_size(6.0, 40, 100, 1))),
     "participation": RandomParticipation(fixed_size(2.0, 5, 100, 3), 0.3, 2),
-    "client unit": GaussianSteps(2.0, Poisson(0.1), ADD_REMOVE, 1, Unit.CLIENT),
+    "client unit": GaussianSteps(2.0, accounting.Poisson(0.1), ADD_REMOVE, 1, accounting.Unit.CLIENT),
 }
 
 
@@ -362,7 +340,7 @@ EVENTS = {
 @pytest.mark.parametrize("name", EVENTS)
 def test_n_fold_composition_equals_n_copies(name, accountant):
     event = EVENTS[name]
-    copies = Composed((event,) * 6)
+    copies = accounting.Composed((event,) * 6)
     repeated = RandomParticipation(event, 1.0, 6)
     try:
         expected = epsilon_of(copies, 1e-4, accountant)
@@ -383,7 +361,7 @@ def test_attained_is_at_most_pld_is_at_most_rdp_is_at_most_tcdp(case):
     noise, batch, records, count, delta = case
     event = fixed_size(noise, batch, records, count)
     upper = epsilon_of(event, delta)
-    assert epsilon_of(event, delta, ATTAINED) <= upper * (1 + 1e-3) + 1e-9
+    assert epsilon_of(event, delta, accounting.ATTAINED) <= upper * (1 + 1e-3) + 1e-9
     assert upper <= epsilon_of(event, delta, "rdp") * (1 + 1e-3) + 1e-9
     # each takes the best of its own list of orders, which lie 3% apart
     assert epsilon_of(event, delta, "rdp") <= epsilon_of(event, delta, WANG_RDP) * (1 + 1e-2) + 1e-9
@@ -411,7 +389,7 @@ def test_epsilon_is_monotone_in_every_argument(accountant, case, kind):
         if kind == "fixed":
             event = fixed_size(noise, batch, records, count)
         elif kind == "replacement":
-            event = GaussianSteps(noise, WithReplacement(batch, records), REPLACE_ONE, count)
+            event = GaussianSteps(noise, accounting.WithReplacement(batch, records), REPLACE_ONE, count)
         else:
             adjacency = ADD_REMOVE if kind == "poisson" else REPLACE_ONE
             event = poisson(noise, batch / records, count, adjacency)
@@ -444,7 +422,7 @@ def test_full_samples_of_any_kind_are_the_exact_gaussian():
     exact = accounting.gaussian_epsilon(1e-2, 4.0, 5)
     assert epsilon_of(fixed_size(8.0, 600, 600, 5), 1e-2) == exact
     assert epsilon_of(poisson(4.0, 1.0, 5), 1e-2) == exact
-    assert epsilon_of(GaussianSteps(8.0, Shuffled(7, 50), REPLACE_ONE, 35), 1e-2) == exact  # five epochs
+    assert epsilon_of(GaussianSteps(8.0, accounting.Shuffled(7, 50), REPLACE_ONE, 35), 1e-2) == exact  # five epochs
     steps = RandomParticipation(unsampled(4.0, 1), 1.0, 5)
     assert epsilon_of(steps, 1e-2, "gaussian") == pytest.approx(exact, rel=1e-12)
 
@@ -483,7 +461,7 @@ def test_hockey_stick_of_one_fixed_size_step_is_the_theorem_of_balle_et_al():
 def test_with_replacement_averages_group_privacy_over_the_multiplicity():
     """Balle et al. 2018, Theorem 10, by its own sum, for one step; and it costs more than without replacement."""
     draws, records, noise = 20, 60, 1.1
-    step = GaussianSteps(2 * noise, WithReplacement(draws, records), REPLACE_ONE, 1)
+    step = GaussianSteps(2 * noise, accounting.WithReplacement(draws, records), REPLACE_ONE, 1)
     rate = step.sampling.rate
     for epsilon in (0.2, 1.0, 2.5):
         inner = math.log1p(math.expm1(epsilon) / rate)
@@ -514,7 +492,7 @@ def test_mixture_over_participation_lies_between_mean_and_worst_and_under_the_qu
 
 
 def test_gdp_trade_off_is_what_delta_promises():
-    mu = Gdp(0.5).times(4).mu
+    mu = accounting.Gdp(0.5).times(4).mu
     assert mu == pytest.approx(1.0)
     alpha = np.linspace(0.001, 0.999, 200)
     beta = accounting.gaussian_trade_off(mu, alpha)
@@ -530,15 +508,19 @@ def test_gdp_trade_off_is_what_delta_promises():
 
 def test_noise_adds_up_over_the_honest_cohort_for_one_local_step_only():
     own = unsampled(2.0, 10, REPLACE_ONE)
-    for view, alone in ((View.SECURE_SUM, 10), (View.BROADCAST, 9), (View.FINAL_MODEL, 10)):
+    for view, alone in (
+        (accounting.View.SECURE_SUM, 10),
+        (accounting.View.BROADCAST, 9),
+        (accounting.View.FINAL_MODEL, 10),
+    ):
         assert seen(own, view, cohort_size=10, colluders=3).noise_multiplier == pytest.approx(2.0 * math.sqrt(7))
         # another client of the cohort subtracts the noise it added itself
         assert seen(own, view, cohort_size=10).noise_multiplier == pytest.approx(2.0 * math.sqrt(alone))
         assert seen(own, view, cohort_size=1) == own
         assert seen(own, view, cohort_size=10, local_steps=5) == own
-    assert seen(own, View.UPLOADS, cohort_size=10, colluders=3) == own
+    assert seen(own, accounting.View.UPLOADS, cohort_size=10, colluders=3) == own
     sampled = fixed_size(2.0, 5, 100, 10)
-    assert seen(sampled, View.SECURE_SUM, cohort_size=10, local_steps=5) == sampled
+    assert seen(sampled, accounting.View.SECURE_SUM, cohort_size=10, local_steps=5) == sampled
 
 
 @pytest.mark.parametrize(("steps", "cohort", "colluders"), [(1, 10, 0), (10, 10, 0), (10, 10, 4), (5, 1, 0)])
@@ -546,7 +528,7 @@ def test_what_is_attained_over_local_steps_is_below_the_account_and_above_the_pa
     """A linear loss moves the sum by `steps` sensitivities; clients that forget their start keep one noise each."""
     noise, honest = 3.0, cohort - colluders
     own = unsampled(2 * noise, steps, REPLACE_ONE)
-    counted = seen(own, View.SECURE_SUM, cohort_size=cohort, colluders=colluders, local_steps=steps)
+    counted = seen(own, accounting.View.SECURE_SUM, cohort_size=cohort, colluders=colluders, local_steps=steps)
     shift, spread = steps, noise * math.sqrt(steps + honest - 1)
     attained = accounting.gaussian_epsilon(1e-5, spread / shift)
     assert epsilon_of(counted, 1e-5) >= attained * (1 - 1e-12)
@@ -628,18 +610,20 @@ def test_parts_that_release_nothing_cost_nothing():
         poisson(1.0, 0.0, 5),
         unsampled(0.0, 0),
         RandomParticipation(unsampled(1.0, 1), 0.0, 5),
-        RandomParticipation(Composed((unsampled(1.0, 1), unsampled(50.0, 1))), 0.0, 5),
+        RandomParticipation(accounting.Composed((unsampled(1.0, 1), unsampled(50.0, 1))), 0.0, 5),
     ):
         for accountant in ("pld", "rdp", "zcdp"):
             assert epsilon_of(nothing, 1e-5, accountant) == 0
-            assert epsilon_of(Composed((nothing, some)), 1e-5, accountant) == epsilon_of(some, 1e-5, accountant)
+            assert epsilon_of(accounting.Composed((nothing, some)), 1e-5, accountant) == epsilon_of(
+                some, 1e-5, accountant
+            )
 
 
 @pytest.mark.parametrize(("draws", "records"), [(1000, 2), (1000, 1), (50, 60), (3, 10_000), (10_000, 2)])
 def test_with_replacement_is_quick_and_sound_however_often_a_record_is_drawn(draws, records):
     """One release against Theorem 10's own sum; multiplicities that are put together may cost up to 5% more."""
     noise = 3.0 * max(draws / records, 1.0)
-    step = GaussianSteps(2 * noise, WithReplacement(draws, records), REPLACE_ONE, 1)
+    step = GaussianSteps(2 * noise, accounting.WithReplacement(draws, records), REPLACE_ONE, 1)
     law, rate = stats.binom(draws, 1 / records), step.sampling.rate
     began = time.process_time()
     epsilon, divergence = epsilon_of(step, 1e-5), epsilon_of(step, 1e-5, "rdp")
@@ -683,21 +667,24 @@ def test_long_compositions_are_quick_and_their_discretisation_error_is_as_stated
 
 
 def of_client(sampling):
-    return GaussianSteps(1.0, sampling, ADD_REMOVE, 1, Unit.CLIENT)
+    return GaussianSteps(1.0, sampling, ADD_REMOVE, 1, accounting.Unit.CLIENT)
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: WithoutReplacement(11, 10), "batch_size must be at most the 10 records, got 11"),
-        (lambda: Poisson(-0.1), "rate must be in [0, 1], got -0.1"),
-        (lambda: Poisson(math.nan), "rate must be in"),
+        (lambda: accounting.WithoutReplacement(11, 10), "batch_size must be at most the 10 records, got 11"),
+        (lambda: accounting.Poisson(-0.1), "rate must be in [0, 1], got -0.1"),
+        (lambda: accounting.Poisson(math.nan), "rate must be in"),
         (lambda: fixed_size(-1.0, 1, 2, 1), "noise_multiplier must be 0, or from 1e-09 to 1e+12, got -1"),
         (lambda: fixed_size(math.nan, 1, 2, 1), "noise_multiplier must be 0, or from 1e-09 to 1e+12, got nan"),
         (lambda: fixed_size(1.0, 1, 2, 1.5), "number of noisy steps must be an integer"),
-        (lambda: GaussianSteps(1.0, Shuffled(3, 10), REPLACE_ONE, 4), "a multiple of the 3 batches of an epoch, got 4"),
+        (
+            lambda: GaussianSteps(1.0, accounting.Shuffled(3, 10), REPLACE_ONE, 4),
+            "a multiple of the 3 batches of an epoch, got 4",
+        ),
         (lambda: GaussianSteps(1.0, ONE_OF_9, ADD_REMOVE, 4), "use replace-one"),
-        (lambda: Composed((unsampled(1.0, 1), unsampled(1.0, 1, REPLACE_ONE))), "of one unit and adjacency"),
+        (lambda: accounting.Composed((unsampled(1.0, 1), unsampled(1.0, 1, REPLACE_ONE))), "of one unit and adjacency"),
         (lambda: RandomParticipation(unsampled(1.0, 1), 1.5, 3), "participation rate must be in [0, 1], got 1.5"),
         (lambda: RandomParticipation(unsampled(1.0, 1), 0.5, 0), "rounds must be an integer of at least 1"),
         (lambda: epsilon_of(fixed_size(1.0, 1, 2, 1), math.nan), "delta must be strictly between 0 and 1"),
@@ -707,17 +694,20 @@ def of_client(sampling):
         (lambda: noise_multiplier_for(fixed_size(1.0, 2, 9, 9), 1.0, 1e-5, "tcdp"), "in (0, 0.1], got 0.222"),
         (lambda: epsilon_of(fixed_size(3.0, 1, 90, 9), 1e-5, "tcdp"), "rho <= 0.1 in one step, got 0.222"),
         (lambda: epsilon_of(fixed_size(3.0, 1, 90, 9), 1e-5, "gaussian"), "needs unsampled sums"),
-        (lambda: seen(unsampled(1.0, 1), View.SECURE_SUM, cohort_size=5, colluders=5), "colluders must be"),
+        (lambda: seen(unsampled(1.0, 1), accounting.View.SECURE_SUM, cohort_size=5, colluders=5), "colluders must be"),
         (lambda: seen(unsampled(1.0, 1), "bogus", cohort_size=5), "view must be one of uploads, secure_sum"),
-        (lambda: seen(of_client(Poisson(0.1)), "uploads", cohort_size=1), "knows which clients take part"),
-        (lambda: seen(of_client(FullBatch()), "secure_sum", cohort_size=10), "take it with them when they leave"),
-        (lambda: epsilon_of(poisson(0.6, 1e-7, 10**6), 1e-9, ATTAINED), "rounding errors of long runs"),
-        (lambda: GaussianSteps(1.0, FullBatch(), "add-remove", 1), "such as Adjacency.REPLACE_ONE"),
+        (lambda: seen(of_client(accounting.Poisson(0.1)), "uploads", cohort_size=1), "knows which clients take part"),
+        (
+            lambda: seen(of_client(accounting.FullBatch()), "secure_sum", cohort_size=10),
+            "take it with them when they leave",
+        ),
+        (lambda: epsilon_of(poisson(0.6, 1e-7, 10**6), 1e-9, accounting.ATTAINED), "rounding errors of long runs"),
+        (lambda: GaussianSteps(1.0, accounting.FullBatch(), "add-remove", 1), "such as Adjacency.REPLACE_ONE"),
         (lambda: GaussianSteps(1.0, "poisson", ADD_REMOVE, 1), "sampling must be a value from fedjax_dp.accounting"),
         (lambda: unsampled(1.0, 10**22), "an integer from 0 to 1,000,000,000"),
         (lambda: unsampled(1e160, 1), "noise_multiplier must be 0, or from 1e-09 to 1e+12"),
-        (lambda: Gdp(-1.0), "mu must be zero or positive"),
-        (lambda: Tcdp(-1.0).epsilon(1e-5), "rho must be zero or positive"),
+        (lambda: accounting.Gdp(-1.0), "mu must be zero or positive"),
+        (lambda: accounting.Tcdp(-1.0).epsilon(1e-5), "rho must be zero or positive"),
         (lambda: accounting.gaussian_epsilon(1e-5, -1.0), "relative_noise must be positive"),
         (lambda: accounting.gaussian_delta(1.0, 0.0), "relative_noise must be positive"),
         (lambda: noise_multiplier_for(unsampled(0.0, 1), 1.0, 1e-5), "give it noise multiplier 1"),
@@ -780,13 +770,13 @@ def test_each_event_is_looked_at_once_however_often_and_by_however_many_objects_
 
 
 EXTREMES = [
-    (FullBatch(), Adjacency.ADD_REMOVE),
-    (Poisson(1e-12), Adjacency.ADD_REMOVE),
-    (Poisson(0.3), REPLACE_ONE),
-    (WithoutReplacement(8, 100), REPLACE_ONE),
-    (WithReplacement(8, 100), REPLACE_ONE),
-    (Shuffled(10, 100), REPLACE_ONE),
-    (AnyStep(WithoutReplacement(8, 100), 5), REPLACE_ONE),
+    (accounting.FullBatch(), accounting.Adjacency.ADD_REMOVE),
+    (accounting.Poisson(1e-12), accounting.Adjacency.ADD_REMOVE),
+    (accounting.Poisson(0.3), REPLACE_ONE),
+    (accounting.WithoutReplacement(8, 100), REPLACE_ONE),
+    (accounting.WithReplacement(8, 100), REPLACE_ONE),
+    (accounting.Shuffled(10, 100), REPLACE_ONE),
+    (accounting.AnyStep(accounting.WithoutReplacement(8, 100), 5), REPLACE_ONE),
 ]
 
 
@@ -795,13 +785,15 @@ def priced_or_refused(noise, drawn, kind, count, delta):
     step = GaussianSteps(noise, *drawn, count)
     event = {
         "alone": step,
-        "mixed": Composed((step, step.scaled(2.0 / noise), GaussianSteps(1.0, FullBatch(), drawn[1], 1))),
+        "mixed": accounting.Composed(
+            (step, step.scaled(2.0 / noise), GaussianSteps(1.0, accounting.FullBatch(), drawn[1], 1))
+        ),
         "random": RandomParticipation(step, 0.3, 20),
         "skellam": accounting.SkellamSums(max(4 * noise, 1e-7) ** 2, 4.0, 8.0, drawn[1], count),
         "range": accounting.BoundedRange(min(max(1 / noise, 1e-8), 1e8), drawn[1], count),
     }[kind]
     found = {}
-    for accountant in (*accounting.ACCOUNTANTS, ATTAINED, WANG_RDP):
+    for accountant in (*accounting.ACCOUNTANTS, accounting.ATTAINED, WANG_RDP):
         try:
             found[getattr(accountant, "name", accountant)] = epsilon_of(event, delta, accountant)
         except accounting.NotCoveredError:
@@ -822,9 +814,9 @@ def priced_or_refused(noise, drawn, kind, count, delta):
         (1e-9, EXTREMES[1], "alone", 10**9, 0.5),
         (1e-9, EXTREMES[0], "alone", 10**9, 1 - 1e-6),
         (1e12, EXTREMES[4], "mixed", 10, 1e-300),
-        (1e9, (Poisson(0.1), ADD_REMOVE), "random", 10, 1e-12),
-        (2.0, (Poisson(0.999999), ADD_REMOVE), "random", 10, 1e-9),
-        (0.06, (Poisson(1e-4), ADD_REMOVE), "random", 10, 1e-3),
+        (1e9, (accounting.Poisson(0.1), ADD_REMOVE), "random", 10, 1e-12),
+        (2.0, (accounting.Poisson(0.999999), ADD_REMOVE), "random", 10, 1e-9),
+        (0.06, (accounting.Poisson(1e-4), ADD_REMOVE), "random", 10, 1e-3),
     ],
 )
 def test_extreme_noise_has_a_price(noise, drawn, kind, count, delta):
@@ -862,8 +854,8 @@ def test_renyi_accountant_finds_the_best_order_where_it_is_sharp(delta):
 @pytest.mark.parametrize(
     "event",
     [
-        GaussianSteps(4.0, Shuffled(1, 64), REPLACE_ONE, 64),
-        pytest.param(GaussianSteps(1.5, Shuffled(1, 1000), REPLACE_ONE, 1000), marks=pytest.mark.exhaustive),
+        GaussianSteps(4.0, accounting.Shuffled(1, 64), REPLACE_ONE, 64),
+        pytest.param(GaussianSteps(1.5, accounting.Shuffled(1, 1000), REPLACE_ONE, 1000), marks=pytest.mark.exhaustive),
         poisson(1.0, 0.01, 1000),
         fixed_size(1.0, 10, 1000, 1000),
     ],
@@ -872,11 +864,11 @@ def test_what_is_attained_is_below_what_finer_grids_say(event, monkeypatch):
     """Grids only add to an epsilon, so the finer one is nearer the truth and still above it."""
     from fedjax_dp.accounting import allocation, pld
 
-    lower = epsilon_of(event, 1e-5, ATTAINED)
+    lower = epsilon_of(event, 1e-5, accounting.ATTAINED)
     monkeypatch.setattr(allocation, "POINTS_PER_DEVIATION", 400)
     monkeypatch.setattr(pld, "POINTS_PER_DEVIATION", 80)
     allocation._of_block.cache_clear()
-    finer = accounting.cost_of(event, ATTAINED).epsilon(1e-5)
+    finer = accounting.cost_of(event, accounting.ATTAINED).epsilon(1e-5)
     allocation._of_block.cache_clear()
     assert finer * (1 - 5e-3) <= lower <= finer
 

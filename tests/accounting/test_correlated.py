@@ -6,18 +6,8 @@ import numpy as np
 import pytest
 from scipy.linalg import toeplitz
 
-from fedjax_dp import errors
-from fedjax_dp.accounting import (
-    Adjacency,
-    FullBatch,
-    GaussianSteps,
-    Unit,
-    correlated_sensitivity,
-    epsilon_of,
-    gaussian_epsilon,
-    inverse_root_bands,
-    prefix_error,
-)
+from fedjax_dp import accounting, errors
+from fedjax_dp.accounting import Adjacency, Unit, correlated_sensitivity, epsilon_of, inverse_root_bands, prefix_error
 from fedjax_dp.accounting.correlated import strategy
 
 
@@ -93,9 +83,9 @@ def test_the_run_is_one_gaussian_release():
     """Correlated noise of multiplier z costs what white noise of z sqrt(K) / sensitivity costs over K releases."""
     coefficients, z = inverse_root_bands(8), 3.0
     sensitivity = correlated_sensitivity(coefficients, 100, 4, 25)
-    event = GaussianSteps(z / sensitivity, FullBatch(), Adjacency.ADD_REMOVE, 1, Unit.CLIENT)
-    assert epsilon_of(event, 1e-5) == pytest.approx(gaussian_epsilon(1e-5, z / sensitivity), rel=1e-12)
-    white = GaussianSteps(2 * z / sensitivity, FullBatch(), Adjacency.ADD_REMOVE, 4, Unit.CLIENT)
+    event = accounting.GaussianSteps(z / sensitivity, accounting.FullBatch(), Adjacency.ADD_REMOVE, 1, Unit.CLIENT)
+    assert epsilon_of(event, 1e-5) == pytest.approx(accounting.gaussian_epsilon(1e-5, z / sensitivity), rel=1e-12)
+    white = accounting.GaussianSteps(2 * z / sensitivity, accounting.FullBatch(), Adjacency.ADD_REMOVE, 4, Unit.CLIENT)
     assert epsilon_of(white, 1e-5) == pytest.approx(epsilon_of(event, 1e-5), rel=1e-9)
 
 

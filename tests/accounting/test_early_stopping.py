@@ -2,18 +2,8 @@
 
 import pytest
 
-from fedjax_dp.accounting import (
-    Adjacency,
-    AnyOf,
-    Composed,
-    Gdp,
-    NotCoveredError,
-    Past,
-    Unit,
-    epsilon_of,
-    looks_event,
-    with_looks,
-)
+from fedjax_dp import accounting
+from fedjax_dp.accounting import Adjacency, AnyOf, Composed, Gdp, Past, Unit, epsilon_of, looks_event, with_looks
 from fedjax_dp.accounting.calibrate import UnreachableError, noise_factor_for
 from fedjax_dp.accounting.composed_phases import with_past
 from fedjax_dp.accounting.releases import GaussianSteps
@@ -55,7 +45,9 @@ def test_looks_add_to_sampled_training():
 
 @pytest.mark.parametrize("held_by", ["other records", "same clients"])
 def test_a_stop_by_records_that_nobody_noised_has_no_epsilon(held_by):
-    with pytest.raises(NotCoveredError, match="no epsilon; noise the metric, use public records, or fix the rounds"):
+    with pytest.raises(
+        accounting.NotCoveredError, match="no epsilon; noise the metric, use public records, or fix the rounds"
+    ):
         with_looks(Gdp(0.8), 20, None, held_by)
     with pytest.raises(ConfigurationError, match="held_by must be one of"):
         with_looks(Gdp(0.8), 20, 30.0, "clients")

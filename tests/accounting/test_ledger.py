@@ -5,29 +5,8 @@ import json
 import numpy as np
 import pytest
 
-from fedjax_dp.accounting import (
-    Adjacency,
-    AnyOf,
-    AnyStep,
-    BallsInBins,
-    BoundedRange,
-    Composed,
-    FullBatch,
-    GaussianSteps,
-    Past,
-    Poisson,
-    RandomAllocation,
-    RandomParticipation,
-    Shuffled,
-    SkellamSums,
-    StatedPrivacy,
-    TruncatedPoisson,
-    Unit,
-    WithoutReplacement,
-    WithReplacement,
-    epsilon_of,
-    repeated,
-)
+from fedjax_dp import accounting
+from fedjax_dp.accounting import Adjacency, AnyOf, Composed, FullBatch, GaussianSteps, Past, Unit, epsilon_of, repeated
 from fedjax_dp.accounting.ledger import (
     VERSION,
     decode_event,
@@ -43,7 +22,7 @@ from fedjax_dp.errors import ConfigurationError
 REPLACE, PHASE = Adjacency.REPLACE_ONE, {"clients": {"count": 5}}
 
 
-FIVE = WithoutReplacement(5, 40)
+FIVE = accounting.WithoutReplacement(5, 40)
 
 
 def steps(z, sampling=FIVE, count=2, unit=Unit.RECORD):
@@ -53,20 +32,20 @@ def steps(z, sampling=FIVE, count=2, unit=Unit.RECORD):
 EVENTS = [
     steps(1.5),
     steps(2.0, FullBatch()),
-    steps(2.0, WithReplacement(3, 9)),
-    steps(2.0, AnyStep(WithoutReplacement(2, 9), 3)),
-    steps(2.0, Shuffled(4, 9, "keep"), 6),
-    GaussianSteps(2.0, Poisson(0.1), Adjacency.ADD_REMOVE, 3, Unit.CLIENT),
-    SkellamSums(40.0, 2.0, 3.0, REPLACE, 2),
+    steps(2.0, accounting.WithReplacement(3, 9)),
+    steps(2.0, accounting.AnyStep(accounting.WithoutReplacement(2, 9), 3)),
+    steps(2.0, accounting.Shuffled(4, 9, "keep"), 6),
+    GaussianSteps(2.0, accounting.Poisson(0.1), Adjacency.ADD_REMOVE, 3, Unit.CLIENT),
+    accounting.SkellamSums(40.0, 2.0, 3.0, REPLACE, 2),
     Composed((steps(3.0), steps(4.0, FullBatch()))),
-    RandomParticipation(steps(3.0), 0.25, 4),
-    BoundedRange(0.5, REPLACE, 2),
-    StatedPrivacy(0.5, 1e-6, REPLACE, 2),
-    Composed((steps(3.0), Past((steps(4.0), StatedPrivacy(1.0, 0.0, REPLACE))))),
+    accounting.RandomParticipation(steps(3.0), 0.25, 4),
+    accounting.BoundedRange(0.5, REPLACE, 2),
+    accounting.StatedPrivacy(0.5, 1e-6, REPLACE, 2),
+    Composed((steps(3.0), Past((steps(4.0), accounting.StatedPrivacy(1.0, 0.0, REPLACE))))),
     AnyOf((steps(3.0), steps(4.0, FullBatch()))),
-    GaussianSteps(2.0, RandomAllocation(2, 5), Adjacency.ADD_REMOVE, 10),
-    GaussianSteps(2.0, BallsInBins(5), Adjacency.ZERO_OUT, 10),
-    GaussianSteps(2.0, TruncatedPoisson(0.1, 3, 9), Adjacency.ZERO_OUT, 3),
+    GaussianSteps(2.0, accounting.RandomAllocation(2, 5), Adjacency.ADD_REMOVE, 10),
+    GaussianSteps(2.0, accounting.BallsInBins(5), Adjacency.ZERO_OUT, 10),
+    GaussianSteps(2.0, accounting.TruncatedPoisson(0.1, 3, 9), Adjacency.ZERO_OUT, 3),
 ]
 
 

@@ -5,24 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_dp.accounting import (
-    Adjacency,
-    Composed,
-    FullBatch,
-    GaussianOdometer,
-    GaussianSteps,
-    NotCoveredError,
-    Poisson,
-    epsilon_of,
-    gaussian_epsilon,
-    last_round,
-    squared_mu,
-)
+from fedjax_dp import accounting
+from fedjax_dp.accounting import Adjacency, GaussianOdometer, GaussianSteps, epsilon_of, gaussian_epsilon, last_round
 from fedjax_dp.errors import ConfigurationError
 
 
 def poisson(z, rate, count):
-    return GaussianSteps(z, Poisson(rate), Adjacency.ADD_REMOVE, count)
+    return GaussianSteps(z, accounting.Poisson(rate), Adjacency.ADD_REMOVE, count)
 
 
 def first_rounds(phases, rate):
@@ -33,7 +22,7 @@ def first_rounds(phases, rate):
         for z, count in phases:
             parts.append(poisson(z, rate, min(count, left)))
             left -= parts[-1].count
-        return Composed(tuple(part for part in parts if part.count))
+        return accounting.Composed(tuple(part for part in parts if part.count))
 
     return of
 
@@ -138,6 +127,8 @@ def test_whoever_stops_at_the_worst_time_is_within_the_odometer_and_not_within_w
 
 
 def test_no_odometer_where_sums_are_sampled():
-    assert squared_mu(GaussianSteps(4.0, FullBatch(), Adjacency.REPLACE_ONE, 8)) == pytest.approx(2.0)
-    with pytest.raises(NotCoveredError, match="unsampled"):
-        squared_mu(poisson(1.0, 0.1, 1))
+    assert accounting.squared_mu(GaussianSteps(4.0, accounting.FullBatch(), Adjacency.REPLACE_ONE, 8)) == pytest.approx(
+        2.0
+    )
+    with pytest.raises(accounting.NotCoveredError, match="unsampled"):
+        accounting.squared_mu(poisson(1.0, 0.1, 1))
