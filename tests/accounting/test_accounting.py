@@ -14,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+from helpers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -25,7 +26,6 @@ from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.calibrate import SMALLEST_NOISE
 from fedjax_dp.accounting.compare import compare_epsilons
 from fedjax_dp.accounting.gaussian import DrawnGdp
-from fedjax_dp.accounting.laws import GaussianPair
 from fedjax_dp.accounting.losses import discretise
 from fedjax_dp.tools.papers import theorems
 from fedjax_dp.tools.papers.wang import WANG_RDP
@@ -403,15 +403,6 @@ def test_epsilon_is_monotone_in_every_argument(accountant, case, kind):
     assert cost(delta=delta * 2) <= base + slack
 
 
-@pytest.mark.parametrize(("rate", "noise", "count"), [(0.01, 1.0, 500), (0.2, 2.0, 40), (1.0, 8.0, 10)])
-def test_replace_one_is_between_add_remove_and_its_group_of_two(rate, noise, count):
-    """Replacing is removing and adding: delta at 2 eps is at most (1 + e^eps) times the add-remove delta at eps."""
-    epsilon = epsilon_of(poisson(noise, rate, count), 1e-6)
-    exchanged = epsilon_of(poisson(noise, rate, count, REPLACE_ONE), 1e-6 * (1 + math.exp(epsilon)))
-    assert exchanged <= 2 * epsilon * (1 + 1e-3)
-    assert epsilon_of(poisson(noise, rate, count, REPLACE_ONE), 1e-6) >= epsilon * (1 - 1e-3)
-
-
 def test_unsampled_replace_one_is_add_remove_at_half_the_noise():
     for accountant in ("pld", "rdp", "gaussian", "zcdp", "tcdp"):
         exchanged = epsilon_of(unsampled(6.0, 5, REPLACE_ONE), 1e-5, accountant)
@@ -427,18 +418,6 @@ def test_full_samples_of_any_kind_are_the_exact_gaussian():
     assert epsilon_of(steps, 1e-2, "gaussian") == pytest.approx(exact, rel=1e-12)
 
 
-@pytest.mark.parametrize(
-    "pair", [GaussianPair(0.7, 0.1), GaussianPair(0.7, 0.0, 0.1), GaussianPair(1.3, 0.2, 0.2), GaussianPair(2.0, 1.0)]
-)
-def test_losses_and_their_inverse_agree_and_masses_add_up(pair):
-    x = np.linspace(-3, 5, 101)
-    assert np.all(np.diff(pair.loss(x)) > 0)
-    np.testing.assert_allclose(pair.inverse_loss(pair.loss(x)), x, atol=1e-7)
-    edges = np.array([-np.inf, -1.0, 0.3, 2.0, np.inf])
-    assert pair.upper_mass(edges).sum() == pytest.approx(1.0, abs=1e-12)
-    assert pair.lower_mass(edges).sum() == pytest.approx(1.0, abs=1e-12)
-
-
 @pytest.mark.parametrize("name", EVENTS)
 def test_discretised_losses_are_a_pessimistic_probability_law(name):
     for step, _ in EVENTS[name].leaves():
@@ -447,15 +426,6 @@ def test_discretised_losses_are_a_pessimistic_probability_law(name):
             assert losses.masses.sum() + losses.infinite_mass == pytest.approx(1.0, abs=1e-9)
             # sum of p e^-l is the mass of the second law: at most 1, up to what was cut
             assert losses.masses @ np.exp(-losses.losses) <= 1 + 1e-9
-
-
-def test_hockey_stick_of_one_fixed_size_step_is_the_theorem_of_balle_et_al():
-    rate, noise = 0.05, 0.8
-    step = fixed_size(2 * noise, 5, 100, 1)
-    for epsilon in (0.0, 0.1, 1.0, 3.0):
-        inner = math.log1p(math.expm1(epsilon) / rate)
-        exact = rate * accounting.gaussian_delta(inner, noise)
-        assert accounting.cost_of(step).delta(epsilon) == pytest.approx(exact, rel=1e-3, abs=1e-15)
 
 
 def test_with_replacement_averages_group_privacy_over_the_multiplicity():
@@ -716,10 +686,7 @@ def of_client(sampling):
     ],
 )
 def test_bad_input_is_refused_in_one_line(call, words):
-    with pytest.raises(errors.ConfigurationError) as caught:
-        call()
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert words in refusal(call)
 
 
 def test_examples_of_the_package_print_what_they_say():

@@ -9,7 +9,6 @@ import scipy
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import AnyStep, BallsInBins, FullBatch, NotCoveredError, Poisson, RandomAllocation, epsilon_of
-from fedjax_dp.accounting.allocation import of_pass
 
 ADD_REMOVE, REPLACE_ONE, ZERO_OUT = (
     accounting.Adjacency.ADD_REMOVE,
@@ -131,12 +130,6 @@ def test_epochs_priced_as_allocations_would_cost_less_than_real_neighbours_attai
         steps(4.0, RandomAllocation(1, 100), 500, REPLACE_ONE)
 
 
-def test_the_ratio_keeps_its_mass_and_its_mean():
-    up, down = (direction.pairs[0] for direction in of_pass(0.8, ((37, 1),)))
-    assert down.masses.sum() == pytest.approx(1.0, abs=1e-12)
-    assert up.masses.sum() == pytest.approx(1.0, abs=1e-12)
-
-
 def test_what_is_not_known_of_allocations_is_refused_in_a_line():
     allocated = steps(2.0, RandomAllocation(1, 20), 20)
     for accountant in ("rdp", "gaussian", "tcdp"):
@@ -172,12 +165,6 @@ def test_partial_passes_are_counted_whole_and_copies_begin_anew():
     assert accounting.composed_phases.worst_of([partial]) == partial
     joined = accounting.composed_phases.worst_of([partial, dataclasses.replace(partial, count=31)])
     assert epsilon_of(joined, 1e-5) == pytest.approx(epsilon_of(dataclasses.replace(partial, count=40), 1e-5))
-
-
-def test_noise_for_a_budget_meets_it():
-    event = steps(1.0, RandomAllocation(2, 9), 18)
-    factor = accounting.noise_factor_for(event, 1.0, 1e-5)
-    assert 0.999 <= epsilon_of(event.scaled(factor), 1e-5) <= 1.0
 
 
 # --- truncated Poisson cohorts ----------------------------------------------------------------------------------------

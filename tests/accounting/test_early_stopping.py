@@ -37,12 +37,6 @@ def test_the_event_of_looks_has_the_same_price(adjacency):
     assert both == pytest.approx(with_looks(Gdp(0.8), 20, 30.0, "same clients").epsilon(1e-5), rel=1e-9)
 
 
-def test_looks_add_to_sampled_training():
-    training = GaussianSteps(1.0, Poisson(0.01), Adjacency.ADD_REMOVE, 200, Unit.CLIENT)
-    both = Composed((training, looks_event(20, 30.0, Adjacency.ADD_REMOVE, Unit.CLIENT)))
-    assert epsilon_of(both, 1e-5) > max(epsilon_of(part, 1e-5) for part in both.parts)
-
-
 @pytest.mark.parametrize("held_by", ["other records", "same clients"])
 def test_a_stop_by_records_that_nobody_noised_has_no_epsilon(held_by):
     with pytest.raises(

@@ -1,9 +1,11 @@
 """A run's ledger, read without the run."""
 
 import json
+import re
 
 import numpy as np
 import pytest
+from helpers import refusal
 
 from fedjax_dp import accounting
 from fedjax_dp.accounting import Adjacency, AnyOf, Composed, FullBatch, GaussianSteps, Past, Unit, epsilon_of, repeated
@@ -61,13 +63,6 @@ def test_an_event_that_another_version_wrote_is_one_line():
     for other in (content | {"later": 1}, {name: content[name] for name in content if name != "group"}):
         with pytest.raises(ConfigurationError, match="gaussian with the fields of another version; run the config"):
             decode_event(other, REPLACE, Unit.RECORD)
-
-
-@pytest.mark.parametrize("event", EVENTS[:10], ids=lambda event: type(event).__name__)
-def test_rounds_add_up_to_what_so_many_cost(event):
-    thrice = repeated(event, 3)
-    assert sum(count for _, count in thrice.leaves()) == 3 * sum(count for _, count in event.leaves())
-    assert list(repeated(event, 0).leaves()) == []
 
 
 def test_ids_are_short_where_they_follow_one_another():
@@ -168,9 +163,7 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 def test_lines_that_are_not_as_a_run_wrote_them_are_refused_in_one_line(kind):
     content, words = BAD[kind]
-    with pytest.raises(ConfigurationError, match=words) as error:
-        read_rounds(content, PHASE, "x")
-    assert "\n" not in str(error.value)
+    assert re.search(words, refusal(read_rounds, content, PHASE, "x"))
 
 
 @pytest.mark.parametrize(

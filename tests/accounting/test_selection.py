@@ -4,9 +4,11 @@ import functools
 import itertools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
+from helpers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
@@ -451,9 +453,7 @@ def test_a_run_without_noise_costs_everything_and_runs_without_clients_nothing()
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(make, words):
-    with pytest.raises(errors.ConfigurationError, match=words) as refusal:
-        make()
-    assert "\n" not in str(refusal.value)
+    assert re.search(words, refusal(make))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import scipy
-from helpers import ragged_data
+from helpers import ragged_data, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
@@ -54,7 +54,7 @@ def test_each_client_is_counted_for_its_very_rounds(name):
     moved = np.array([pattern_sensitivity(column, pattern, 8) for pattern in log.patterns])
     wanted, wrong = ([gaussian_epsilon(DELTA, 2.5 / by) if by else 0.0 for by in of] for of in (moved, log.counts**0.5))
     assert stated.epsilons == pytest.approx(wanted, rel=1e-4)  # the noise multiplier is a float32
-    assert (wrong[0] < wanted[0]) == (name == "correlated")
+    assert (wrong[0] < wanted[0]) == (name != "white")
     assert any("trusted to depend on no records" in line for line in stated.assumptions)
 
 
@@ -132,9 +132,7 @@ SHORT = [[t, 0] for t in range(5)]
     ids=["short", "long", "stranger", "mean"],
 )
 def test_what_no_log_can_be_of_is_refused_in_one_line(algorithm, words):
-    with pytest.raises(errors.ConfigurationError, match=words) as error:
-        verified_guarantee(planned(algorithm))
-    assert "\n" not in str(error.value)
+    assert words in refusal(lambda: verified_guarantee(planned(algorithm)))
 
 
 def test_a_deployment_has_no_log():
@@ -210,9 +208,7 @@ def shorter(tmp_path_factory):
 )
 def test_a_run_goes_on_by_no_log_that_does_not_go_on_from_its_own(shorter, pairs, rounds, words):
     length = 1 + max(at for at, _ in pairs)
-    with pytest.raises(errors.ConfigurationError, match=words) as error:
-        fdp.resume(shorter, record_level(pairs, length), DATA, rounds=rounds)
-    assert "\n" not in str(error.value)
+    assert words in refusal(fdp.resume, shorter, record_level(pairs, length), DATA, rounds=rounds)
 
 
 def test_weights_that_know_the_whole_log_are_those_of_the_longer_log_from_the_start():
@@ -249,4 +245,4 @@ def test_a_configured_run_goes_on_where_its_log_was_continued(tmp_path, capsys):
     log.write_text("round,client\n1,3\n1,0\n0,1\n0,2\n\n2,0\n2,1\n")  # whatever the order of its lines
     assert cli.main(["run", "--resume", "short", "--rounds", "3"]) == 0
     epsilons = fdp.open_run("short").guarantee.epsilons
-    assert min(epsilons[0], epsilons[1], epsilons[2]) > epsilons[3] > 0  # of two rounds, and of one
+    assert epsilons[0] == epsilons[1] > epsilons[2] == epsilons[3] > 0  # of two rounds, and of one

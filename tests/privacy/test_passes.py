@@ -148,7 +148,6 @@ def test_a_client_draws_kept_slots_by_one_key_in_all_rounds(batches, each):
 
 
 REFUSED = [
-    ({"cohort": "allocation", "cohort_size": 3}, "cohort_size must be left out with cohort allocation"),
     ({"cohort": "bins", "cohort_size": None}, "pass_rounds must be given"),
     ({"cohort": "truncated", "cohort_size": 3}, "cohort_most must be given"),
     ({"cohort": "allocation", **PASSES, "chosen": 5}, "chosen must be an integer from 1 to 4, got 5"),

@@ -5,10 +5,10 @@ import re
 
 import numpy as np
 import pytest
-from helpers import ragged_data
+from helpers import ragged_data, refusal
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, hooks
+from fedjax_dp import hooks
 from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.privacy import planned_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
@@ -211,9 +211,7 @@ def test_budgets_go_by_the_order_of_clients_or_by_their_names(epsilon, budgets):
     ],
 )
 def test_budgets_that_are_not_one_for_each_client_are_refused_in_one_line(epsilon, line):
-    with pytest.raises(errors.ConfigurationError, match=re.escape(line)) as refused:
-        PrivacyTerms(epsilon=epsilon).by_number(3, HOSPITALS)
-    assert "\n" not in str(refused.value)
+    assert line in refusal(lambda: PrivacyTerms(epsilon=epsilon).by_number(3, HOSPITALS))
 
 
 def test_budgets_by_name_are_those_in_order():
