@@ -461,18 +461,6 @@ def test_mixture_over_participation_lies_between_mean_and_worst_and_under_the_qu
     assert curve.delta(1.0) == pytest.approx(averaged, rel=2e-3)
 
 
-def test_gdp_trade_off_is_what_delta_promises():
-    mu = accounting.Gdp(0.5).times(4).mu
-    assert mu == pytest.approx(1.0)
-    alpha = np.linspace(0.001, 0.999, 200)
-    beta = accounting.gaussian_trade_off(mu, alpha)
-    epsilons = np.linspace(0, 6, 400)
-    deltas = np.array([accounting.gaussian_delta(e, 1 / mu) for e in epsilons])
-    lower = np.max(1 - deltas[:, None] - np.exp(epsilons)[:, None] * alpha, axis=0)
-    mirrored = np.max(np.exp(-epsilons)[:, None] * (1 - deltas[:, None] - alpha), axis=0)
-    np.testing.assert_allclose(np.maximum(lower, mirrored), beta, atol=2e-4)
-
-
 # --- views -----------------------------------------------------------------------------------------------------------
 
 

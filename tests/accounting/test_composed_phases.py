@@ -205,20 +205,13 @@ def phase(events=None, *, records="aa", names=None, **changes):
     """The facts of a run's phase, with these events of its clients."""
     count = 3 if events is None else len(events)
     known = None if events is None else json.loads(json.dumps(encode_releases(events)))
-    return {
-        "kind": "run",
-        "algorithm": "dpnfl",
-        "dataset": "digits",
-        "rounds": 2,
-        "unit": "record",
-        "adjacency": "replace-one",
-        "view": "uploads",
-        "delta": 1e-5,
-        "epsilon": 1.0,
-        "spent": known,
-        "clients": {"count": count, "names": digest_of_names(names)},
-        "records": {"checksum": records},
-    } | changes
+    facts = {"kind": "run", "algorithm": "dpnfl", "dataset": "digits", "rounds": 2, "delta": 1e-5, "epsilon": 1.0}
+    facts |= {"unit": "record", "adjacency": "replace-one", "view": "uploads", "spent": known}
+    return (
+        facts
+        | {"clients": {"count": count, "names": digest_of_names(names)}, "records": {"checksum": records}}
+        | changes
+    )
 
 
 A, B, C = drawn(4.0, 5, 40, 10), drawn(4.0, 5, 50, 10), drawn(4.0, 5, 60, 10)

@@ -74,28 +74,11 @@ def test_ids_are_short_where_they_follow_one_another():
 
 
 def line(index, **more):
-    made = {
-        "ledger": VERSION,
-        "kind": "round",
-        "round": index,
-        "events": [encode_event(steps(1.5)), encode_event(steps(2.5))],
-        "clients": [[[0, 2], 0], [[3], 1]],
-        "so_far": False,
-        "unit": "record",
-        "adjacency": "replace-one",
-        "view": "uploads",
-        "colluders": 0,
-        "delta": 1e-3,
-        "accountant": "pld",
-        "epsilon_planned": 1.0,
-        "priced_at": index + 1,
-        "epsilon_at_any_time": None,
-        "budget": None,
-        "left": None,
-        "halt": None,
-        "law": {},
-        "deployment": None,
-    } | more
+    made = {"ledger": VERSION, "kind": "round", "round": index, "clients": [[[0, 2], 0], [[3], 1]], "so_far": False}
+    made |= {"events": [encode_event(steps(1.5)), encode_event(steps(2.5))], "unit": "record", "view": "uploads"}
+    made |= {"adjacency": "replace-one", "colluders": 0, "delta": 1e-3, "accountant": "pld", "epsilon_planned": 1.0}
+    made |= {"priced_at": index + 1, "law": {}, **dict.fromkeys(("epsilon_at_any_time", "budget", "left", "halt"))}
+    made |= {"deployment": None, **more}
     return {name: value for name, value in made.items() if value is not ...}
 
 

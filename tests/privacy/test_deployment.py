@@ -169,15 +169,10 @@ def test_correlated_noise_counts_the_separation_of_the_deployment(data):
 
 def test_numbers_of_a_deployment_are_traced(data):
     """Another R is a leaf of the algorithm: nothing is compiled anew."""
-    runs = [
-        plan_run(
-            dp_fedavg(noise_multiplier=1.0),
-            data,
-            rounds=2,
-            terms=PrivacyTerms(delta=DELTA, deployment_cohort=size, deployment_population=10_000),
-        )
-        for size in (50, 100)
-    ]
+    algorithm, runs = dp_fedavg(noise_multiplier=1.0), []
+    for size in (50, 100):
+        terms = PrivacyTerms(delta=DELTA, deployment_cohort=size, deployment_population=10_000)
+        runs.append(plan_run(algorithm, data, rounds=2, terms=terms))
     first, second = (jax.tree.structure(run.algorithm) for run in runs)
     assert first == second
     assert [run.algorithm.upload.noise_ratio for run in runs] == [0.1, 0.05]

@@ -180,13 +180,8 @@ def test_a_secure_sum_of_unequal_clients_counts_the_least_noisy_cohort_around_ea
 
 def test_nothing_is_gained_from_a_cohort_where_noise_does_not_add_up():
     data = ragged_data([20] * 4)
-    for changes in (
-        {"cohort": "poisson"},
-        {"cohort": "md"},
-        {"local_steps": 2},
-        {"local_rule": "rmsprop"},
-        {"batches": "epochs", "batch_size": 10},
-    ):
+    epochs = {"batches": "epochs", "batch_size": 10}
+    for changes in ({"cohort": "poisson"}, {"cohort": "md"}, {"local_steps": 2}, {"local_rule": "rmsprop"}, epochs):
         value = dpnfl(**{"local_steps": 1, "noise_multiplier": 1.0, "secure": True, **changes})
         assert np.all(planned_run.noise_amplification(value, data, View.SECURE_SUM, 0) == 1), changes
     kept = fdp.dp_scaffold(
@@ -375,18 +370,9 @@ def test_an_l2_term_that_drives_models_apart_is_refused_with_noise_on_the_upload
 def test_what_a_sum_adds_to_noise_on_uploads_does_not_depend_on_how_many_records_there_are():
     """Noise on an upload is in units of its steps, not of its records: ten alike carry ten times the variance."""
     sizes = [2, 400, 30, 4, 9, 50, 60, 70, 80, 90]
-    algorithm = fdp.dp_fedavg_output(
-        cohort_size=None,
-        batch_size=None,
-        batches="full",
-        local_steps=1,
-        learning_rate=0.1,
-        clip_norm=1.0,
-        noise_multiplier=2.0,
-        clipping="record",
-        secure=True,
-        estimator="mean",
-    )
+    full = {"cohort_size": None, "batch_size": None, "batches": "full", "local_steps": 1, "learning_rate": 0.1}
+    noised = {"clip_norm": 1.0, "noise_multiplier": 2.0, "clipping": "record", "secure": True, "estimator": "mean"}
+    algorithm = fdp.dp_fedavg_output(**full, **noised)
     promise = fdp.guarantee(algorithm, ragged_data(sizes), rounds=2, delta=DELTA, view="secure_sum")
     assert any("sees 10 times the variance" in line for line in promise.assumptions)
 

@@ -99,6 +99,9 @@ ARGUMENTS = {
     "a unit that nobody bounds": {"unit": "user"},
     "a deployment of records": {"deployment_cohort": 30, "deployment_population": 600},
 }
+OF_CLIENTS = fdp.dp_fedavg(
+    cohort_size=3, batch_size=5, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=4.0
+)
 CLIENTS = {
     "clients": {},
     "clients, a budget": {"stop_at_epsilon": 3.0},
@@ -110,13 +113,7 @@ CLIENTS = {
 @pytest.mark.parametrize("name", [*ARGUMENTS, *CLIENTS])
 def test_a_guarantee_is_that_of_the_run_or_refused_in_the_same_words(name):
     """The wrong one states an epsilon of all rounds, or of the noise before it was found, where the run refuses."""
-    algorithm = (
-        ALGORITHM
-        if name in ARGUMENTS
-        else fdp.dp_fedavg(
-            cohort_size=3, batch_size=5, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=4.0
-        )
-    )
+    algorithm = ALGORITHM if name in ARGUMENTS else OF_CLIENTS
     options = {"rounds": 3, "delta": 1e-3, **ARGUMENTS.get(name, {}), **CLIENTS.get(name, {})}
     answers = []
     for of in (fdp.guarantee, guarantee_of_run):
