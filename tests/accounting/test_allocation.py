@@ -8,7 +8,7 @@ import pytest
 import scipy
 
 from fedjax_dp import accounting, errors
-from fedjax_dp.accounting import AnyStep, BallsInBins, FullBatch, NotCoveredError, Poisson, RandomAllocation, epsilon_of
+from fedjax_dp.accounting import NotCoveredError, Poisson, RandomAllocation, accountants, composed_phases, epsilon_of
 
 ADD_REMOVE, REPLACE_ONE, ZERO_OUT = (
     accounting.Adjacency.ADD_REMOVE,
@@ -23,7 +23,7 @@ def steps(noise, sampling, count, adjacency=ADD_REMOVE):
 
 def deltas(event, epsilon):
     """Forward and reverse."""
-    return [one.delta(epsilon) for one in accounting.accountants.cost_of(event).directions]
+    return [one.delta(epsilon) for one in accountants.cost_of(event).directions]
 
 
 def ratios_by_brute_force(noise, sums, top, cells):
@@ -100,21 +100,24 @@ def test_an_allocation_is_not_always_cheaper_than_poisson():
 def test_the_more_sums_to_choose_from_the_less_an_allocation_costs():
     costs = [epsilon_of(steps(2.0, RandomAllocation(1, of), of), 1e-5) for of in (1, 2, 3, 7, 20, 100, 1000)]
     assert costs == sorted(costs, reverse=True)
-    assert costs[0] == epsilon_of(steps(2.0, FullBatch(), 1), 1e-5)
+    assert costs[0] == epsilon_of(steps(2.0, accounting.FullBatch(), 1), 1e-5)
 
 
 def test_to_join_all_sums_of_a_pass_is_to_be_unsampled():
-    assert epsilon_of(steps(4.0, RandomAllocation(5, 5), 20), 1e-5) == epsilon_of(steps(4.0, FullBatch(), 20), 1e-5)
+    assert epsilon_of(steps(4.0, RandomAllocation(5, 5), 20), 1e-5) == epsilon_of(
+        steps(4.0, accounting.FullBatch(), 20), 1e-5
+    )
     mixed = accounting.Composed((steps(4.0, RandomAllocation(5, 5), 20), steps(1.0, Poisson(0.1), 3)))
-    plain = accounting.Composed((steps(4.0, FullBatch(), 20), steps(1.0, Poisson(0.1), 3)))
+    plain = accounting.Composed((steps(4.0, accounting.FullBatch(), 20), steps(1.0, Poisson(0.1), 3)))
     assert epsilon_of(mixed, 1e-5) == pytest.approx(epsilon_of(plain, 1e-5), rel=1e-3)
 
 
 def test_a_kept_slot_is_one_pass_of_less_noise_and_neither_redrawn_slots_nor_poisson():
-    kept = epsilon_of(steps(2.0, BallsInBins(10), 40), 1e-5)
+    slot = accounting.BallsInBins(10)
+    kept = epsilon_of(steps(2.0, slot, 40), 1e-5)
     assert 2.1871 <= kept <= 2.1908  # brackets, as of allocations
     assert kept == pytest.approx(epsilon_of(steps(1.0, RandomAllocation(1, 10), 10), 1e-5), rel=1e-9)
-    assert epsilon_of(steps(2.0, BallsInBins(10), 31), 1e-5) == kept  # a partial last pass is counted whole
+    assert epsilon_of(steps(2.0, slot, 31), 1e-5) == kept  # a partial last pass is counted whole
     # wrong programs: the slot drawn anew in every pass, or in every sum, which is Poisson sampling
     assert epsilon_of(steps(2.0, RandomAllocation(1, 10), 40), 1e-5) == pytest.approx(1.30, rel=2e-2)
     assert epsilon_of(steps(2.0, Poisson(0.1), 40), 1e-5) < 0.9 * kept
@@ -135,7 +138,7 @@ def test_what_is_not_known_of_allocations_is_refused_in_a_line():
     for accountant in ("rdp", "gaussian", "tcdp"):
         with pytest.raises(NotCoveredError, match="use accountant pld"):
             epsilon_of(allocated, 1e-5, accountant)
-    assert epsilon_of(allocated, 1e-5, "zcdp") == epsilon_of(steps(2.0, FullBatch(), 1), 1e-5, "zcdp")
+    assert epsilon_of(allocated, 1e-5, "zcdp") == epsilon_of(steps(2.0, accounting.FullBatch(), 1), 1e-5, "zcdp")
     with pytest.raises(NotCoveredError, match="2 records of one unit"):
         epsilon_of(dataclasses.replace(allocated, group=2), 1e-5)
     with pytest.raises(NotCoveredError, match="at most 100000"):
@@ -147,11 +150,11 @@ def test_what_is_not_known_of_allocations_is_refused_in_a_line():
 
 
 def test_a_slot_that_is_kept_cannot_be_split_into_events():
-    kept = steps(2.0, BallsInBins(10), 20)
+    kept = steps(2.0, accounting.BallsInBins(10), 20)
     for event in (lambda: accounting.Composed((kept, kept)), lambda: accounting.RandomParticipation(kept, 0.5, 3)):
         with pytest.raises(NotCoveredError, match="drawn in each pass"):
             event()
-    assert kept.repeated(2) == steps(2.0, BallsInBins(10), 40)
+    assert kept.repeated(2) == steps(2.0, accounting.BallsInBins(10), 40)
     assert epsilon_of(accounting.Composed((accounting.Past((kept,)), kept)), 1e-5) > epsilon_of(
         kept, 1e-5
     )  # a run of its own before
@@ -162,8 +165,8 @@ def test_partial_passes_are_counted_whole_and_copies_begin_anew():
     assert partial.releases == 3
     assert partial.repeated(2).releases == 6
     assert partial.once().releases == 1
-    assert accounting.composed_phases.worst_of([partial]) == partial
-    joined = accounting.composed_phases.worst_of([partial, dataclasses.replace(partial, count=31)])
+    assert composed_phases.worst_of([partial]) == partial
+    joined = composed_phases.worst_of([partial, dataclasses.replace(partial, count=31)])
     assert epsilon_of(joined, 1e-5) == pytest.approx(epsilon_of(dataclasses.replace(partial, count=40), 1e-5))
 
 
@@ -206,14 +209,14 @@ def test_cohorts_that_are_never_truncated_are_poisson():
 # --- neighbours -------------------------------------------------------------------------------------------------------
 
 SAMPLINGS = (
-    (FullBatch(), 12, {ADD_REMOVE, REPLACE_ONE, ZERO_OUT}),
+    (accounting.FullBatch(), 12, {ADD_REMOVE, REPLACE_ONE, ZERO_OUT}),
     (Poisson(0.1), 12, {ADD_REMOVE, REPLACE_ONE, ZERO_OUT}),
     (accounting.WithoutReplacement(3, 9), 12, {REPLACE_ONE}),
     (accounting.WithReplacement(3, 9), 12, {REPLACE_ONE}),
-    (AnyStep(accounting.WithoutReplacement(2, 9), 3), 12, {REPLACE_ONE}),
+    (accounting.AnyStep(accounting.WithoutReplacement(2, 9), 3), 12, {REPLACE_ONE}),
     (accounting.Shuffled(3, 9), 12, {REPLACE_ONE, ZERO_OUT}),
     (RandomAllocation(2, 4), 12, {ADD_REMOVE, ZERO_OUT}),
-    (BallsInBins(4), 12, {ADD_REMOVE, ZERO_OUT}),
+    (accounting.BallsInBins(4), 12, {ADD_REMOVE, ZERO_OUT}),
     (accounting.TruncatedPoisson(0.1, 3, 9), 12, {ZERO_OUT}),
 )
 
@@ -229,7 +232,7 @@ def test_neighbours_that_are_not_covered_are_refused_with_those_that_are(samplin
         assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize("sampling", [FullBatch(), Poisson(0.1), RandomAllocation(1, 4)], ids=str)
+@pytest.mark.parametrize("sampling", [accounting.FullBatch(), Poisson(0.1), RandomAllocation(1, 4)], ids=str)
 def test_a_contribution_put_to_zero_moves_sums_as_one_that_is_not_there(sampling):
     assert epsilon_of(steps(2.0, sampling, 8, ZERO_OUT), 1e-5) == epsilon_of(steps(2.0, sampling, 8), 1e-5)
 

@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedjax_dp import accounting, errors
-from fedjax_dp.accounting import NegativeBinomialTrials, PoissonTrials, composition_epsilons, epsilon_of, selection_cost
+from fedjax_dp.accounting import (
+    NegativeBinomialTrials,
+    PoissonTrials,
+    composition_epsilons,
+    epsilon_of,
+    rdp,
+    selection_cost,
+)
 from fedjax_dp.accounting import trials as trial_laws
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.tools.papers import wang
@@ -234,7 +241,7 @@ def test_a_chance_of_total_loss_counts_as_often_as_trials_are_expected():
     event = accounting.GaussianSteps(3.0, accounting.WithReplacement(10, 600), REPLACE_ONE, 60)
     (finite,) = accounting.repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 1e-5)
     assert epsilon_of(event, 1e-5, "rdp") < finite < 20
-    lost = accounting.rdp.price(event)(event).times(event.releases).infinite_mass
+    lost = rdp.price(event)(event).times(event.releases).infinite_mass
     assert lost > 0
     assert accounting.repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 19 * lost) == [math.inf]
     assert math.isfinite(accounting.repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 21 * lost)[0])
@@ -278,7 +285,7 @@ def by_dp_accounting(orders, noise, mean, shape, delta):
 def test_negative_binomial_trials_agree_with_dp_accounting(mean, eta, noise):
     orders = ORDERS[ORDERS < 500]
     trials = NegativeBinomialTrials.of_mean(mean, eta)
-    ours = accounting.rdp.RenyiCurve(orders, trials.renyi(orders, orders / (2 * noise**2))).epsilon(1e-5)
+    ours = rdp.RenyiCurve(orders, trials.renyi(orders, orders / (2 * noise**2))).epsilon(1e-5)
     theirs = by_dp_accounting(orders, noise, mean, eta, 1e-5)
     assert ours <= theirs * (1 + 1e-6)
     if mean > 2:  # for fewer trials the best second order is 1, which is none of theirs
@@ -293,12 +300,12 @@ def test_poisson_trials_agree_with_dp_accounting(mean, noise):
     theirs = by_dp_accounting(orders, noise, mean, math.inf, delta)
     near = trial_laws._deltas(orders, curve, np.log1p(1 / (orders - 1)))
     printed = curve + mean * near + math.log(mean) / (orders - 1)  # Theorem 6 as it stands
-    assert accounting.rdp.RenyiCurve(orders, printed).epsilon(delta) == pytest.approx(theirs, rel=1e-6)
+    assert rdp.RenyiCurve(orders, printed).epsilon(delta) == pytest.approx(theirs, rel=1e-6)
     bound = PoissonTrials(mean).renyi(orders, curve)
     assert np.all(bound <= printed * (1 + 1e-9))
     large = (orders - 1) * curve > 20  # there what the printed theorem leaves out does not matter
     assert bound[large] == pytest.approx(trial_laws._monotone(printed)[large], rel=1e-6)
-    assert accounting.rdp.RenyiCurve(orders, bound).epsilon(delta) <= theirs * (1 + 1e-9)
+    assert rdp.RenyiCurve(orders, bound).epsilon(delta) <= theirs * (1 + 1e-9)
 
 
 # --- composition -----------------------------------------------------------------------------------------------------
@@ -349,7 +356,7 @@ def test_the_order_of_runs_does_not_matter_and_equal_clients_are_counted_once():
 
 def test_costs_added_in_pairs_are_those_added_one_after_the_other():
     event = accounting.Composed(tuple(steps(2 + 0.3 * run) for run in range(7)))
-    for price in (accounting.rdp.price(event), wang.price(event)):
+    for price in (rdp.price(event), wang.price(event)):
         one_by_one = functools.reduce(lambda a, b: a.plus(b), (total(part, price) for part in event.parts))
         assert total(event, price).values == pytest.approx(one_by_one.values, rel=1e-12)
 

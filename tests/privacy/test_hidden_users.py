@@ -205,11 +205,7 @@ CLIENT_LEVEL = {"cohort_size": 2, "batch_size": 4, "local_steps": 1, "learning_r
         (algorithm(), "text", "got text; give --windows-per-text"),
         (algorithm(), "token", "got token; use texts that are cut into windows"),
         (algorithm(), "client", "of records here, got client; use dp_fedavg, or noise_on clients"),
-        (
-            fdp.dp_fedavg(**CLIENT_LEVEL, noise_multiplier=1.0),
-            "user",
-            "client, or left out, for noise on whole clients",
-        ),
+        (fdp.dp_fedavg(**CLIENT_LEVEL, noise_multiplier=1.0), "user", "left out, for noise on whole clients"),
         (algorithm(), "person", "unit must be one of"),
     ],
 )

@@ -123,10 +123,7 @@ SHORT = [[t, 0] for t in range(5)]
     [
         (logged(client_level(), SHORT, 5), "of all 12 rounds of the run, got one of 5 rounds"),
         (logged(client_level(), [*SHORT, [12, 1]], 13), "of rounds 0 to 11, those of the run, got round 12"),
-        (
-            logged(client_level(), [[t, 7] for t in range(12)], 12, 8),
-            "of clients 0 to 5, got client 7",
-        ),
+        (logged(client_level(), [[t, 7] for t in range(12)], 12, 8), "of clients 0 to 5, got client 7"),
         (logged(fdp.dp_ftrl(**COMMON, noise_multiplier=1.0), SHORT, 12), "of a fixed size for a mean"),
     ],
     ids=["short", "long", "stranger", "mean"],
