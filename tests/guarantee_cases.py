@@ -97,7 +97,3 @@ def told(entry, options, more):
         return f"no epsilon: {promise.reason}"
     neighbours = promise.adjacency and promise.adjacency.value
     return [f"{promise.unit.value}, {neighbours}, {promise.view.value}", *(f"{e:.10g}" for e in promise.epsilons)]
-
-
-def everything():
-    return {name: told(entry, options, more) for name, entry, options, more in cases()}

@@ -6,34 +6,11 @@ import math
 
 import numpy as np
 import pytest
+from helpers import refusal
 from scipy import stats
 
-from fedjax_dp import errors
-from fedjax_dp.accounting import (
-    Adjacency,
-    AnyOf,
-    AnyStep,
-    BoundedRange,
-    Composed,
-    FullBatch,
-    GaussianSteps,
-    NotCoveredError,
-    Past,
-    Poisson,
-    RandomParticipation,
-    Shuffled,
-    StatedPrivacy,
-    TwoLosses,
-    Unit,
-    WithoutReplacement,
-    WithReplacement,
-    contradicts,
-    epsilon_of,
-    error_bounds,
-    noise_factor_for,
-    pld,
-    trade_off,
-)
+from fedjax_dp import accounting, errors
+from fedjax_dp.accounting import AnyOf, Composed, GaussianSteps, Past, StatedPrivacy, Unit, epsilon_of, pld, trade_off
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.calibrate import UnreachableError
 from fedjax_dp.accounting.composed_phases import (
@@ -49,20 +26,20 @@ from fedjax_dp.accounting.composed_phases import (
     worst_of,
 )
 
-ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
+ADD, REPLACE = accounting.Adjacency.ADD_REMOVE, accounting.Adjacency.REPLACE_ONE
 RECORD = Unit.RECORD, REPLACE
 
 
 def poisson(noise, rate, steps):
-    return GaussianSteps(noise, Poisson(rate), ADD, steps)
+    return GaussianSteps(noise, accounting.Poisson(rate), ADD, steps)
 
 
 def drawn(noise, batch, records, steps):
-    return GaussianSteps(noise, WithoutReplacement(batch, records), REPLACE, steps)
+    return GaussianSteps(noise, accounting.WithoutReplacement(batch, records), REPLACE, steps)
 
 
 def whole(noise, steps, adjacency=ADD):
-    return GaussianSteps(noise, FullBatch(), adjacency, steps)
+    return GaussianSteps(noise, accounting.FullBatch(), adjacency, steps)
 
 
 # Case by case `phases` of the specification's participation_vectors.json: the phases, delta; epsilon of both, and the
@@ -121,12 +98,12 @@ def test_divergences_of_two_losses_are_those_of_the_two_laws():
     for epsilon, order in itertools.product((0.1, 3.0), (1.5, 2.0, 40.0)):
         p = np.array([1, math.exp(-epsilon)]) / (1 + math.exp(-epsilon))
         exact = math.log(float(np.sum(p**order * p[::-1] ** (1 - order)))) / (order - 1)
-        assert TwoLosses(epsilon).renyi(np.array([order]))[0] == pytest.approx(exact, rel=1e-9)
+        assert accounting.TwoLosses(epsilon).renyi(np.array([order]))[0] == pytest.approx(exact, rel=1e-9)
 
 
 def test_of_epsilon_and_delta_alone_no_closed_formula_is_known():
     for accountant in ("gaussian", "tcdp", "zcdp"):
-        with pytest.raises(NotCoveredError, match="epsilon and delta alone are known"):
+        with pytest.raises(accounting.NotCoveredError, match="epsilon and delta alone are known"):
             epsilon_of(StatedPrivacy(1.0, 1e-6, REPLACE), 1e-5, accountant)
     assert epsilon_of(StatedPrivacy(1.0, 0.0, REPLACE), 1e-5, "zcdp") > 1.0
     for epsilon, delta in ((0.0, 0.1), (1.0, 1.0), (1.0, -0.1), (math.nan, 0.0)):
@@ -139,14 +116,14 @@ def test_noise_is_found_for_what_the_first_phase_leaves():
     spent_before = epsilon_of(first, 1e-5)
     for budget in (spent_before * 1.001, spent_before * 1.1, 4.0, 20.0):
         event = Composed((second, Past((first,))))
-        factor = noise_factor_for(event, budget, 1e-5)
+        factor = accounting.noise_factor_for(event, budget, 1e-5)
         costs = [epsilon_of(Composed((second.scaled(z), first)), 1e-5) for z in (factor, factor * (1 - 1e-3))]
         assert costs[0] <= budget < costs[1]
         if budget > spent_before * 1.05:  # near what is spent, noise is all but free
             assert costs[0] > budget * (1 - 1e-3)
     for budget in (spent_before, spent_before / 2):
         with pytest.raises(UnreachableError, match=f"above the {spent_before:.4g} that was spent before"):
-            noise_factor_for(event, budget, 1e-5)
+            accounting.noise_factor_for(event, budget, 1e-5)
 
 
 KINDS = {
@@ -154,15 +131,19 @@ KINDS = {
     "sizes": [drawn(4.0, 5, records, 10) for records in (40, 20, 80)],
     "sizes, counts and noise": [drawn(4.0, 5, 40, 3), drawn(3.0, 5, 60, 10), drawn(5.0, 5, 20, 6)],
     "all records of some": [drawn(4.0, 5, 40, 3), whole(4.0, 3, REPLACE)],
-    "shuffled": [GaussianSteps(4.0, Shuffled(4, 8), REPLACE, 4), GaussianSteps(4.0, Shuffled(4, 16), REPLACE, 12)],
+    "shuffled": [
+        GaussianSteps(4.0, accounting.Shuffled(4, 8), REPLACE, 4),
+        GaussianSteps(4.0, accounting.Shuffled(4, 16), REPLACE, 12),
+    ],
     "any of some steps": [
-        GaussianSteps(2.0, AnyStep(WithoutReplacement(2, records), 3), REPLACE, 2) for records in (9, 12)
+        GaussianSteps(2.0, accounting.AnyStep(accounting.WithoutReplacement(2, records), 3), REPLACE, 2)
+        for records in (9, 12)
     ],
     "two parts": [Composed((whole(4.0, 1, REPLACE), drawn(4.0, 5, n, 9))) for n in (20, 30)],
     "a part more": [drawn(4.0, 5, 20, 9), Composed((drawn(4.0, 5, 30, 9), whole(4.0, 1, REPLACE)))],
-    "with replacement": [GaussianSteps(4.0, WithReplacement(3, n), REPLACE, 4) for n in (9, 12)],
-    "by chance": [RandomParticipation(drawn(4.0, 5, 40, 2), rate, 10) for rate in (0.1, 0.5)],
-    "different noises": [drawn(4.0, 5, 40, 2), BoundedRange(0.5, REPLACE, 1)],
+    "with replacement": [GaussianSteps(4.0, accounting.WithReplacement(3, n), REPLACE, 4) for n in (9, 12)],
+    "by chance": [accounting.RandomParticipation(drawn(4.0, 5, 40, 2), rate, 10) for rate in (0.1, 0.5)],
+    "different noises": [drawn(4.0, 5, 40, 2), accounting.BoundedRange(0.5, REPLACE, 1)],
 }
 
 
@@ -181,7 +162,7 @@ def test_of_very_many_kinds_of_clients_the_worst_is_still_near():
     """Each with noise of its own, found for the same budget: none is known to be worse than another."""
     rng = np.random.default_rng(0)
     units = [drawn(1.0, 10, int(n), 2 * int(t)) for n, t in zip(rng.integers(60, 200, 15), rng.integers(4, 16, 15))]
-    events = [unit.scaled(noise_factor_for(unit, 2.0, 1e-4)) for unit in units]
+    events = [unit.scaled(accounting.noise_factor_for(unit, 2.0, 1e-4)) for unit in units]
     worst, later = worst_of(events), drawn(2.0, 10, 100, 20)
     assert len(worst.parts) > 10
     for accountant in ("pld", "rdp"):
@@ -224,20 +205,13 @@ def phase(events=None, *, records="aa", names=None, **changes):
     """The facts of a run's phase, with these events of its clients."""
     count = 3 if events is None else len(events)
     known = None if events is None else json.loads(json.dumps(encode_releases(events)))
-    return {
-        "kind": "run",
-        "algorithm": "dpnfl",
-        "dataset": "digits",
-        "rounds": 2,
-        "unit": "record",
-        "adjacency": "replace-one",
-        "view": "uploads",
-        "delta": 1e-5,
-        "epsilon": 1.0,
-        "spent": known,
-        "clients": {"count": count, "names": digest_of_names(names)},
-        "records": {"checksum": records},
-    } | changes
+    facts = {"kind": "run", "algorithm": "dpnfl", "dataset": "digits", "rounds": 2, "delta": 1e-5, "epsilon": 1.0}
+    facts |= {"unit": "record", "adjacency": "replace-one", "view": "uploads", "spent": known}
+    return (
+        facts
+        | {"clients": {"count": count, "names": digest_of_names(names)}, "records": {"checksum": records}}
+        | changes
+    )
 
 
 A, B, C = drawn(4.0, 5, 40, 10), drawn(4.0, 5, 50, 10), drawn(4.0, 5, 60, 10)
@@ -319,10 +293,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_events_that_no_run_wrote_are_refused_in_one_line(kind):
-    first = phase(ABC) | {"spent": HOSTILE[kind]}
-    with pytest.raises(errors.ConfigurationError) as caught:
-        events_of(first, RECORD)
-    assert "\n" not in str(caught.value)
+    assert refusal(events_of, phase(ABC) | {"spent": HOSTILE[kind]}, RECORD)
 
 
 def test_names_are_known_again_as_a_whole_and_cannot_be_read():
@@ -338,6 +309,6 @@ def test_an_attack_on_both_phases_allows_the_epsilon_of_both_and_refutes_that_of
     rng = np.random.default_rng(0)
     absent, present = (rng.normal(shift, 1.0, (trials, 2)).sum(1) for shift in (0.0, 2 / 2.0))
     wrong = [int((absent > 1.0).sum()), trials, int((present <= 1.0).sum()), trials]
-    bounds = error_bounds(*wrong, significance=1e-6)
-    assert not contradicts(bounds, trade_off(Composed((second, Past((first,))))))
-    assert contradicts(bounds, trade_off(second))
+    bounds = accounting.error_bounds(*wrong, significance=1e-6)
+    assert not accounting.contradicts(bounds, trade_off(Composed((second, Past((first,))))))
+    assert accounting.contradicts(bounds, trade_off(second))

@@ -9,44 +9,13 @@ import math
 
 import numpy as np
 import pytest
+from helpers import refusal
 from scipy import stats
 from scipy.optimize import linprog
 from scipy.special import ndtr, ndtri
 
-from fedjax_dp import errors
-from fedjax_dp.accounting import (
-    Accountant,
-    Adjacency,
-    ChosenTest,
-    Composed,
-    ErrorBounds,
-    FullBatch,
-    GaussianSteps,
-    NotCoveredError,
-    Poisson,
-    RandomParticipation,
-    SkellamSums,
-    TradeOff,
-    WithoutReplacement,
-    WithReplacement,
-    choose_guesses,
-    choose_test,
-    contradicts,
-    epsilon_at_least,
-    epsilon_of,
-    epsilon_of_any,
-    error_bounds,
-    gaussian_epsilon,
-    gaussian_noise,
-    gaussian_trade_off,
-    mu_of,
-    noise_at_most,
-    one_run_contradicts,
-    one_run_epsilon,
-    one_run_mu,
-    trade_off,
-    trials_needed,
-)
+from fedjax_dp import accounting
+from fedjax_dp.accounting import choose_test, contradicts, epsilon_of_any, error_bounds, mu_of, noise_at_most, trade_off
 from fedjax_dp.accounting.pld import price
 
 REPETITIONS, STATED = 1000, 0.05
@@ -56,20 +25,22 @@ RATES = np.array([1e-9, 1e-6, 1e-4, 0.01, 0.1, 0.3, 0.5, 0.8, 0.99])
 
 
 def gaussian(noise, count=1):
-    return GaussianSteps(noise, FullBatch(), Adjacency.ADD_REMOVE, count)
+    return accounting.GaussianSteps(noise, accounting.FullBatch(), accounting.Adjacency.ADD_REMOVE, count)
 
 
 def poisson(noise, rate, count=1):
-    return GaussianSteps(noise, Poisson(rate), Adjacency.ADD_REMOVE, count)
+    return accounting.GaussianSteps(noise, accounting.Poisson(rate), accounting.Adjacency.ADD_REMOVE, count)
 
 
 def fixed_size(noise, batch, records, count):
-    return GaussianSteps(noise, WithoutReplacement(batch, records), Adjacency.REPLACE_ONE, count)
+    return accounting.GaussianSteps(
+        noise, accounting.WithoutReplacement(batch, records), accounting.Adjacency.REPLACE_ONE, count
+    )
 
 
 def exact_rates(false_positive, false_negative):
     """Bounds that an endless audit would give."""
-    return ErrorBounds(false_positive, false_negative, STATED, 0, 1, 0, 1)
+    return accounting.ErrorBounds(false_positive, false_negative, STATED, 0, 1, 0, 1)
 
 
 # Bounds on the rates
@@ -109,31 +80,18 @@ def test_identical_worlds_are_told_apart_no_more_often_than_stated():
     assert absolute > 900
 
 
-def test_a_threshold_must_not_be_chosen_on_the_trials_that_count():
-    """Stated: one in two, so that halving it leaves little slack. The best of 41 thresholds is wrong far more often."""
-    rng = np.random.default_rng(0)
-    trials, cuts = 300, np.linspace(-2.5, 2.5, 41)
-    bound = np.array([error_bounds(wrong, trials, 0, 1, 0.5).false_positive for wrong in range(trials + 1)])
-    scores = rng.normal(size=(2, REPETITIONS, trials, 1))
-    fp, fn = (scores[0] > cuts).sum(1), (scores[1] <= cuts).sum(1)
-    told = bound[fp] + bound[fn] < 1  # mu above 0
-    allowed = 500 + 4.89 * math.sqrt(REPETITIONS / 4)
-    assert told[:, 24].sum() <= allowed
-    assert told.any(axis=1).sum() > allowed
-
-
 @pytest.mark.parametrize("epsilon", [1.0, 4.0, 8.0])
 def test_a_gaussian_mechanism_exceeds_its_bounds_no_more_often_than_stated(epsilon):
     """The wrong program: observed rates in place of their bounds."""
     rng = np.random.default_rng(1)
-    mu, trials = 1 / gaussian_noise(epsilon, DELTA), 1000
+    mu, trials = 1 / accounting.gaussian_noise(epsilon, DELTA), 1000
     event = gaussian(1 / mu)
     over = naive = 0
     for fp, fn in zip(
         rng.binomial(trials, ndtr(-mu / 2), REPETITIONS), rng.binomial(trials, ndtr(-mu / 2), REPETITIONS)
     ):
         bounds = error_bounds(int(fp), trials, int(fn), trials)
-        bound = epsilon_at_least(bounds, event, DELTA)
+        bound = accounting.epsilon_at_least(bounds, event, DELTA)
         over += bound > epsilon or noise_at_most(bounds, event) < 1 or contradicts(bounds, trade_off(event))
         naive += -ndtri(fp / trials) - ndtri(fn / trials) > mu
         assert epsilon_of_any(bounds, DELTA) <= bound + 1e-12
@@ -192,7 +150,7 @@ def test_a_joint_bound_without_its_edge_is_too_low():
 @pytest.mark.parametrize("mu", [0.0, 0.27, 0.92, 2.0])
 def test_either_test_is_calibrated_on_a_true_curve_whatever_the_threshold(mu):
     """Exactly, for the best attack."""
-    trials, curve = 300, TradeOff(mu=mu)
+    trials, curve = 300, accounting.TradeOff(mu=mu)
     each = np.array([error_bounds(wrong, trials, 0, 1).false_positive for wrong in range(trials + 1)])
     count, joint = np.arange(trials + 1), joint_bounds(trials)
     by_halves, jointly = curve(each)[:, None] > each, (curve(joint) > joint)[count[:, None] + count]
@@ -204,25 +162,6 @@ def test_either_test_is_calibrated_on_a_true_curve_whatever_the_threshold(mu):
         found.append([float((law * refuted).sum()) for refuted in (by_halves, jointly)])
     assert np.max(found) <= STATED + 1e-12
     assert np.max(found, axis=0)[1] > 0.7 * STATED
-
-
-def test_to_keep_the_better_of_both_tests_after_the_trials_is_wrong_more_often_than_stated():
-    """Exactly. Joint at the best threshold, halves one standard deviation above it; the wrong program does both."""
-    trials, at_bound = 100, 60
-    joint, count = joint_bounds(trials), np.arange(trials + 1)
-    mu = -2 * ndtri(joint[at_bound] * (1 + 1e-12))  # just so many errors refute it
-    each = np.array([error_bounds(wrong, trials, 0, 1).false_positive for wrong in range(trials + 1)])
-    by_halves = TradeOff(mu=mu)(each)[:, None] > each
-    low, high = mu / 2, mu / 2 + 1.0
-    law = np.outer(stats.binom.pmf(count, trials, ndtr(-high)), stats.binom.pmf(count, trials, ndtr(high - mu)))
-    # given the errors at the higher threshold, those at the lower one: more negatives are above, fewer positives below
-    moved = stats.binom.pmf(count - count[:, None], trials - count[:, None], (ndtr(-low) - ndtr(-high)) / ndtr(high))
-    stay = stats.binom.cdf(at_bound - count, count[:, None], ndtr(low - mu) / ndtr(high - mu))
-    jointly = moved @ stay.T  # chance that the joint test refutes
-    alone = float((law * by_halves).sum()), float((law * jointly).sum())
-    assert alone[0] <= STATED
-    assert alone[1] == pytest.approx(STATED, rel=1e-6)
-    assert (law * np.where(by_halves, 1.0, jointly)).sum() > 1.02 * STATED
 
 
 @pytest.mark.parametrize(
@@ -238,12 +177,14 @@ def test_a_joint_test_is_the_one_of_total_variation(event, accountant):
     curve, rates = trade_off(event, accountant), np.linspace(0, 1, 20_001)
     least = float((rates + curve(rates)).min())  # of the sum of both error rates
     for share, refuted in ((1 - 1e-3, True), (1 + 1e-3, False)):
-        bounds = ErrorBounds(0.9, 0.9, STATED, 0, 1, 0, 1, mean=share * least / 2)
+        bounds = accounting.ErrorBounds(0.9, 0.9, STATED, 0, 1, 0, 1, mean=share * least / 2)
         assert contradicts(bounds, curve) == refuted
         assert noise_at_most(bounds, event, accountant) == pytest.approx(1.0, abs=0.05)
     if curve.mu is not None:
         assert least == pytest.approx(2 * ndtr(-curve.mu / 2), rel=1e-6)
-        assert mu_of(ErrorBounds(0.9, 0.9, STATED, 0, 1, 0, 1, mean=least / 2)) == pytest.approx(curve.mu, rel=1e-6)
+        assert mu_of(accounting.ErrorBounds(0.9, 0.9, STATED, 0, 1, 0, 1, mean=least / 2)) == pytest.approx(
+            curve.mu, rel=1e-6
+        )
 
 
 def test_joint_bounds_for_any_mechanism_are_those_of_total_variation():
@@ -265,7 +206,7 @@ def test_conclusions_of_a_joint_test_do_not_look_at_the_bounds_by_halves():
             lambda b: epsilon_of_any(b, DELTA),
             lambda b, e=event: contradicts(b, trade_off(e)),
             lambda b, e=event: noise_at_most(b, e),
-            lambda b, e=event: epsilon_at_least(b, e, DELTA),
+            lambda b, e=event: accounting.epsilon_at_least(b, e, DELTA),
         ):
             assert conclude(bounds) == conclude(other)
 
@@ -273,7 +214,9 @@ def test_conclusions_of_a_joint_test_do_not_look_at_the_bounds_by_halves():
 def test_a_plan_counts_scores_above_its_threshold():
     absent, present = np.array([-np.inf, 0.0, 1.0, 1.1, np.inf]), np.array([0.0, 1.0, 2.0, np.inf, np.nan])
     for joint in (False, True):
-        assert ChosenTest(1.0, joint, 0.1, 0.0).judge(absent, present) == error_bounds(2, 5, 3, 5, 0.1, joint=joint)
+        assert accounting.ChosenTest(1.0, joint, 0.1, 0.0).judge(absent, present) == error_bounds(
+            2, 5, 3, 5, 0.1, joint=joint
+        )
 
 
 # Trade-off curves
@@ -283,8 +226,8 @@ def test_a_plan_counts_scores_above_its_threshold():
 def test_lines_under_a_loss_distribution_touch_the_gaussian_curve(noise, count):
     event, mu = gaussian(noise, count), math.sqrt(count) / noise
     assert trade_off(event).mu == trade_off(event, "gaussian").mu == pytest.approx(mu, rel=1e-12)
-    losses = Accountant("losses", "for this test", price, 2e-4)
-    curve, exact = trade_off(event, losses), gaussian_trade_off(mu, RATES)
+    losses = accounting.Accountant("losses", "for this test", price, 2e-4)
+    curve, exact = trade_off(event, losses), accounting.gaussian_trade_off(mu, RATES)
     assert curve.mu is None
     assert (curve(RATES) <= exact * (1 + 1e-9) + 1e-15).all()
     seen = exact > 1e-12
@@ -319,9 +262,9 @@ EVENTS = [
     (poisson(1.0, 0.01, 1000), "pld"),
     (poisson(1.0, 0.01, 1000), "rdp"),
     (fixed_size(2.0, 10, 600, 600), "pld"),
-    (RandomParticipation(gaussian(2.0, 3), 0.2, 10), "pld"),
-    (Composed((poisson(1.0, 0.1, 5), gaussian(5.0))), "pld"),
-    (SkellamSums(1000.0, 10, 50, Adjacency.ADD_REMOVE, 3), "rdp"),
+    (accounting.RandomParticipation(gaussian(2.0, 3), 0.2, 10), "pld"),
+    (accounting.Composed((poisson(1.0, 0.1, 5), gaussian(5.0))), "pld"),
+    (accounting.SkellamSums(1000.0, 10, 50, accounting.Adjacency.ADD_REMOVE, 3), "rdp"),
 ]
 
 
@@ -336,7 +279,7 @@ def test_a_curve_is_one_and_agrees_with_the_accountants_epsilons(event, accounta
     inner = rates[1:-1][values[1:-1] > 1e-9]
     assert curve(curve(inner)) == pytest.approx(inner, abs=1e-6)  # neighbours have no order
     for delta in (1e-6, 1e-3, 0.1):
-        epsilon = epsilon_of(event, delta, accountant)
+        epsilon = accounting.epsilon_of(event, delta, accountant)
         lines = np.maximum(1 - delta - math.exp(epsilon) * rates, math.exp(-epsilon) * (1 - delta - rates))
         assert (values >= lines - 2e-3 * (values > 0)).all()  # no looser than at this delta
     more = trade_off(event.scaled(1.5), accountant)
@@ -348,8 +291,8 @@ def test_curves_at_the_ends():
     assert trade_off(gaussian(1.0, 0))(rates) == pytest.approx(1 - rates, abs=1e-15)
     assert (trade_off(gaussian(0.0))(rates) == 0).all()
     assert trade_off(poisson(1.0, 0.1))(0.5).shape == ()
-    with pytest.raises(NotCoveredError, match="use accountant rdp"):
-        trade_off(SkellamSums(1000.0, 10, 50, Adjacency.ADD_REMOVE, 3))
+    with pytest.raises(accounting.NotCoveredError, match="use accountant rdp"):
+        trade_off(accounting.SkellamSums(1000.0, 10, 50, accounting.Adjacency.ADD_REMOVE, 3))
 
 
 # What a contradiction means
@@ -370,34 +313,39 @@ def test_rates_on_the_curve_leave_the_stated_noise_and_less_than_that_contradict
 
 @pytest.mark.parametrize(
     "event",
-    [gaussian(0.7, 2), poisson(0.8, 0.3), poisson(1.0, 0.01, 1000), RandomParticipation(gaussian(2.0), 0.2, 10)],
+    [
+        gaussian(0.7, 2),
+        poisson(0.8, 0.3),
+        poisson(1.0, 0.01, 1000),
+        accounting.RandomParticipation(gaussian(2.0), 0.2, 10),
+    ],
 )
 def test_a_flawless_audit_recovers_the_exact_epsilon_of_what_two_neighbours_attain(event):
-    epsilon = epsilon_of(event, DELTA)
+    epsilon = accounting.epsilon_of(event, DELTA)
     bounds = exact_rates(0.05, float(trade_off(event)(0.05)) * (1 - 1e-9))
     for stated in (event, event.scaled(2.0), event.scaled(0.6)):  # the noise that was stated does not matter
-        assert epsilon_at_least(bounds, stated, DELTA) == pytest.approx(epsilon, rel=4e-3)
+        assert accounting.epsilon_at_least(bounds, stated, DELTA) == pytest.approx(epsilon, rel=4e-3)
 
 
 def test_epsilon_at_least_stays_below_what_fixed_size_batches_attain():
     event = fixed_size(2.0, 10, 600, 600)
     bounds = exact_rates(0.1, float(trade_off(event)(0.1)) * (1 - 1e-9))
-    attained = epsilon_at_least(bounds, event, DELTA)
-    assert 0.7 * epsilon_of(event, DELTA) < attained < epsilon_of(event, DELTA)
+    attained = accounting.epsilon_at_least(bounds, event, DELTA)
+    assert 0.7 * accounting.epsilon_of(event, DELTA) < attained < accounting.epsilon_of(event, DELTA)
 
 
 def test_rates_of_coin_flips_leave_any_noise():
     for bounds in (exact_rates(0.5, 0.5), exact_rates(0.2, 0.9), error_bounds(5, 5, 0, 5)):
         for event in (gaussian(1.0), poisson(1.0, 0.1, 3)):
             assert noise_at_most(bounds, event) == math.inf
-            assert epsilon_at_least(bounds, event, DELTA) == 0.0
+            assert accounting.epsilon_at_least(bounds, event, DELTA) == 0.0
 
 
 def test_where_no_pair_of_neighbours_is_known_only_the_bound_for_any_mechanism_is_left():
-    event = GaussianSteps(1.0, WithReplacement(10, 100), Adjacency.REPLACE_ONE, 5)
+    event = accounting.GaussianSteps(1.0, accounting.WithReplacement(10, 100), accounting.Adjacency.REPLACE_ONE, 5)
     bounds = exact_rates(0.01, 0.3)
     assert noise_at_most(bounds, event) < 1
-    assert epsilon_at_least(bounds, event, DELTA) == epsilon_of_any(bounds, DELTA) > 0
+    assert accounting.epsilon_at_least(bounds, event, DELTA) == epsilon_of_any(bounds, DELTA) > 0
 
 
 def test_rates_that_no_noise_explains_stop_the_search():
@@ -409,7 +357,7 @@ def test_rates_that_no_noise_explains_stop_the_search():
 @pytest.mark.parametrize("significance", [0.05, 1e-6])
 def test_trials_needed_is_the_first_number_with_which_a_flawless_attack_contradicts(event, accountant, significance):
     curve = trade_off(event, accountant)
-    count = trials_needed(curve, significance)
+    count = accounting.trials_needed(curve, significance)
     assert contradicts(error_bounds(0, count, 0, count, significance, joint=True), curve)
     if count > 1:
         assert not contradicts(error_bounds(0, count - 1, 0, count - 1, significance, joint=True), curve)
@@ -420,7 +368,7 @@ def test_trials_needed_is_the_first_number_with_which_a_flawless_attack_contradi
 
 
 def efficiency(epsilon, pilot, trials, repetitions, rng, tests=(False, True)):
-    mu = 1 / gaussian_noise(epsilon, DELTA)
+    mu = 1 / accounting.gaussian_noise(epsilon, DELTA)
     event = gaussian(1 / mu)
     found = []
     for _ in range(repetitions):
@@ -428,7 +376,7 @@ def efficiency(epsilon, pilot, trials, repetitions, rng, tests=(False, True)):
         threshold, joint, *_ = choose_test(*scores, trials, STATED, trade_off(event), tests)
         fp, fn = rng.binomial(trials, ndtr(-threshold)), rng.binomial(trials, ndtr(threshold - mu))
         bounds = error_bounds(int(fp), trials, int(fn), trials, joint=joint)
-        found.append(epsilon_at_least(bounds, event, DELTA) / epsilon)
+        found.append(accounting.epsilon_at_least(bounds, event, DELTA) / epsilon)
     return float(np.median(found))
 
 
@@ -466,16 +414,7 @@ def test_a_sampled_mechanism_is_best_told_by_its_tail():
 @pytest.mark.exhaustive  # in CI `test_a_thousand_pilot_scores_find_a_good_test` keeps the law at one of these points
 @pytest.mark.parametrize(
     ("epsilon", "trials", "least", "halves"),
-    [
-        pytest.param(1.0, 1000, 0.50, 0.40, marks=pytest.mark.exhaustive),
-        (1.0, 4000, 0.74, 0.69),
-        pytest.param(1.0, 40_000, 0.91, 0.91, marks=pytest.mark.exhaustive),
-        pytest.param(4.0, 1000, 0.85, 0.82, marks=pytest.mark.exhaustive),
-        (4.0, 4000, 0.92, 0.91),
-        pytest.param(4.0, 40_000, 0.97, 0.98, marks=pytest.mark.exhaustive),
-        pytest.param(8.0, 1000, 0.90, 0.90, marks=pytest.mark.exhaustive),
-        (8.0, 4000, 0.95, 0.95),
-    ],
+    [(1.0, 4000, 0.74, 0.69), (4.0, 40_000, 0.97, 0.98), (8.0, 1000, 0.90, 0.90)],
 )
 def test_plans_keep_their_efficiency_over_many_audits(epsilon, trials, least, halves):
     rng = np.random.default_rng(4)
@@ -529,7 +468,7 @@ def critical(correct, guesses, canaries, curve):
     low, high = 0.0, 1.0
     for _ in range(50):
         middle = (low + high) / 2
-        refuted = one_run_contradicts(correct, guesses, canaries, curve, middle)
+        refuted = accounting.one_run_contradicts(correct, guesses, canaries, curve, middle)
         low, high = (low, middle) if refuted else (middle, high)
     return low
 
@@ -541,7 +480,7 @@ def test_the_one_run_recursion_solves_its_linear_programme():
         guesses = int(rng.integers(1, canaries + 1))
         correct = int(rng.integers(1, guesses + 1))
         count = int(rng.integers(1, 4))
-        curve = TradeOff(None, np.sort(rng.uniform(0, 3, count)), np.sort(rng.uniform(0, 0.2, count))[::-1])
+        curve = accounting.TradeOff(None, np.sort(rng.uniform(0, 3, count)), np.sort(rng.uniform(0, 0.2, count))[::-1])
         found = critical(correct, guesses, canaries, curve)
         assert found == pytest.approx(min(largest_chance(correct, guesses, canaries, curve), 1.0), abs=1e-9)
 
@@ -550,12 +489,14 @@ def test_the_one_run_recursion_solves_its_linear_programme():
 def test_randomised_response_is_not_contradicted_by_what_it_attains(guesses, canaries):
     """Independent coins through randomised response: the number of right guesses is exactly binomial."""
     for epsilon in (0.5, 2.0):
-        curve = TradeOff(None, np.array([epsilon]), np.array([0.0]))
+        curve = accounting.TradeOff(None, np.array([epsilon]), np.array([0.0]))
         for correct in range(1, guesses + 1):
             exact = stats.binom.sf(correct - 1, guesses, 1 / (1 + math.exp(-epsilon)))
             assert critical(correct, guesses, canaries, curve) >= exact - 1e-12
             if exact < 1:
-                assert one_run_epsilon(correct, guesses, canaries, 1e-15, exact) == pytest.approx(epsilon, abs=1e-5)
+                assert accounting.one_run_epsilon(correct, guesses, canaries, 1e-15, exact) == pytest.approx(
+                    epsilon, abs=1e-5
+                )
         assert critical(guesses, guesses, canaries, curve) == pytest.approx(exact, rel=1e-9)  # all right: attained
 
 
@@ -571,13 +512,13 @@ def one_run_scores(mu, canaries, guesses, repetitions, rng):
 def test_one_run_bounds_are_exceeded_no_more_often_than_stated(mu):
     """The wrong program: the best of many numbers of guesses, in the null world where it costs most."""
     rng = np.random.default_rng(8)
-    canaries, guesses, epsilon = 300, 40, gaussian_epsilon(DELTA, 1 / mu) if mu else 0.0
+    canaries, guesses, epsilon = 300, 40, accounting.gaussian_epsilon(DELTA, 1 / mu) if mu else 0.0
     over = 0
     for correct, times in zip(*np.unique(one_run_scores(mu, canaries, guesses, REPETITIONS, rng), return_counts=True)):
         over += int(times) * (
-            one_run_contradicts(correct, guesses, canaries, TradeOff(mu=mu))
-            or one_run_mu(correct, guesses, canaries) > mu
-            or one_run_epsilon(correct, guesses, canaries, DELTA) > epsilon
+            accounting.one_run_contradicts(correct, guesses, canaries, accounting.TradeOff(mu=mu))
+            or accounting.one_run_mu(correct, guesses, canaries) > mu
+            or accounting.one_run_epsilon(correct, guesses, canaries, DELTA) > epsilon
         )
     assert over <= ALLOWED
     if mu == 0:
@@ -593,7 +534,7 @@ def test_one_run_pays_for_delta():
     rng = np.random.default_rng(9)
     reveals = rng.random(REPETITIONS) < 0.1
     correct, times = np.unique(np.where(reveals, 100, rng.binomial(100, 0.5, REPETITIONS)), return_counts=True)
-    paid, dropped = ([one_run_epsilon(c, 100, 100, delta) > 0 for c in correct] for delta in (0.1, 1e-12))
+    paid, dropped = ([accounting.one_run_epsilon(c, 100, 100, delta) > 0 for c in correct] for delta in (0.1, 1e-12))
     assert times @ paid <= ALLOWED
     assert times @ dropped > ALLOWED
 
@@ -601,22 +542,27 @@ def test_one_run_pays_for_delta():
 @pytest.mark.parametrize(("epsilon", "least"), [(4.0, 0.5), (8.0, 0.5)])
 def test_the_number_of_guesses_is_chosen_well_without_a_look_at_the_run(epsilon, least):
     rng = np.random.default_rng(10)
-    mu = 1 / gaussian_noise(epsilon, DELTA)
-    guesses = choose_guesses(1000, mu)
+    mu = 1 / accounting.gaussian_noise(epsilon, DELTA)
+    guesses = accounting.choose_guesses(1000, mu)
 
     def share(number):
-        found = [one_run_mu(c, number, 1000) for c in one_run_scores(mu, 1000, number, 15, rng).tolist()]
-        return gaussian_epsilon(DELTA, 1 / float(np.median(found))) / epsilon
+        found = [accounting.one_run_mu(c, number, 1000) for c in one_run_scores(mu, 1000, number, 15, rng).tolist()]
+        return accounting.gaussian_epsilon(DELTA, 1 / float(np.median(found))) / epsilon
 
     assert guesses % 2 == 0
     assert share(guesses) > max(least, share(1000) + 0.15)
 
 
 def test_one_run_at_the_ends():
-    assert one_run_mu(50, 100, 100) == one_run_mu(1, 1, 1) == one_run_epsilon(0, 10, 10, DELTA) == 0.0
-    assert one_run_mu(10, 10, 10) > 0
-    assert choose_guesses(2, 1.0) == 2
-    assert not one_run_contradicts(1000, 1000, 1000, trade_off(gaussian(0.0)))
+    assert (
+        accounting.one_run_mu(50, 100, 100)
+        == accounting.one_run_mu(1, 1, 1)
+        == accounting.one_run_epsilon(0, 10, 10, DELTA)
+        == 0.0
+    )
+    assert accounting.one_run_mu(10, 10, 10) > 0
+    assert accounting.choose_guesses(2, 1.0) == 2
+    assert not accounting.one_run_contradicts(1000, 1000, 1000, trade_off(gaussian(0.0)))
 
 
 @pytest.mark.parametrize(
@@ -627,26 +573,17 @@ def test_one_run_at_the_ends():
         (lambda: error_bounds(0, 0, 0, 10), "negatives must be an integer of at least 1"),
         (lambda: error_bounds(0, 10, 0, 10, 1.0), "significance must be strictly between 0 and 1"),
         (lambda: epsilon_of_any(error_bounds(0, 10, 0, 10), 0.0), "delta must be strictly between 0 and 1"),
-        (lambda: TradeOff(mu=1.0)([0.1, np.nan]), "false positive rates must be in [0, 1]"),
+        (lambda: accounting.TradeOff(mu=1.0)([0.1, np.nan]), "false positive rates must be in [0, 1]"),
         (lambda: noise_at_most(exact_rates(0.1, 0.1), gaussian(0.0)), "all of them noisy, got a release without noise"),
         (lambda: noise_at_most(exact_rates(0.1, 0.1), gaussian(1.0, 0)), "at least one release"),
-        (
-            lambda: trials_needed(trade_off(gaussian(0.01, 1000))),
-            "break in a trillion trials, got one that allows attacks with",
-        ),
+        (lambda: accounting.trials_needed(trade_off(gaussian(0.01, 1000))), "break in a trillion trials, got one"),
         (lambda: error_bounds(0, 10, 0, 11, joint=True), "as many of either world, got 10 negatives and 11 positives"),
-        (
-            lambda: choose_test([], [1.0], 10).threshold,
-            "pilot scores of the negative world must be at least one number",
-        ),
+        (lambda: choose_test([], [1.0], 10).threshold, "pilot scores of the negative world must be at least one"),
         (lambda: choose_test([1.0], [np.nan], 10), "pilot scores of the positive world"),
-        (lambda: one_run_mu(11, 10, 20), "correct ones of 10 guesses must be an integer from 0 to 10"),
-        (lambda: one_run_epsilon(1, 30, 20, DELTA), "guesses about 20 canaries must be an integer from 1 to 20"),
-        (lambda: choose_guesses(1, 1.0), "canaries must be an integer from 2"),
+        (lambda: accounting.one_run_mu(11, 10, 20), "correct ones of 10 guesses must be an integer from 0 to 10"),
+        (lambda: accounting.one_run_epsilon(1, 30, 20, DELTA), "about 20 canaries must be an integer from 1 to 20"),
+        (lambda: accounting.choose_guesses(1, 1.0), "canaries must be an integer from 2"),
     ],
 )
 def test_bad_input_is_refused_in_one_line(call, words):
-    with pytest.raises(errors.ConfigurationError) as caught:
-        call()
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert words in refusal(call)

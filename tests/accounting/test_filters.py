@@ -6,28 +6,15 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_dp.accounting import (
-    Adjacency,
-    ApproximateFilter,
-    FullBatch,
-    GaussianSteps,
-    GdpFilter,
-    IndividualFilter,
-    NotCoveredError,
-    Poisson,
-    RenyiFilter,
-    ZcdpFilter,
-    best_order,
-    epsilon_of,
-    filter_for,
-    gaussian_epsilon,
-    zcdp_epsilon,
-)
+from fedjax_dp import accounting
+from fedjax_dp.accounting import Adjacency, ApproximateFilter, GdpFilter, NotCoveredError, RenyiFilter, filter_for
 from fedjax_dp.errors import ConfigurationError
 
 
 def step(z, rate=1.0, count=1):
-    return GaussianSteps(z, Poisson(rate) if rate < 1 else FullBatch(), Adjacency.ADD_REMOVE, count)
+    return accounting.GaussianSteps(
+        z, accounting.Poisson(rate) if rate < 1 else accounting.FullBatch(), Adjacency.ADD_REMOVE, count
+    )
 
 
 # Cases `renyi_filter` of the specification's participation_vectors.json: epsilon, delta, order, steps (z, rate); the
@@ -88,19 +75,21 @@ def test_constant_steps_never_beat_the_fixed_schedule(accountant):
     """And those that a filter admits cost no more than the budget, by the account of a fixed schedule."""
     epsilon, delta = 2.0, 1e-5
     for z in (3.0, 8.0, 20.0):
-        order = best_order(step(z), epsilon, delta) if accountant == "rdp" else None
+        order = accounting.best_order(step(z), epsilon, delta) if accountant == "rdp" else None
         count, _ = filter_for(accountant, epsilon, delta, order).take([step(z)] * 200)
-        assert epsilon_of(step(z, count=count), delta, accountant) <= epsilon * (1 + 1e-9)
+        assert accounting.epsilon_of(step(z, count=count), delta, accountant) <= epsilon * (1 + 1e-9)
         assert count < 200
-        assert epsilon_of(step(z, count=count + 1), delta, "gaussian") > epsilon or accountant != "gaussian"
+        assert accounting.epsilon_of(step(z, count=count + 1), delta, "gaussian") > epsilon or accountant != "gaussian"
 
 
 def test_the_budgets_are_those_of_the_exact_conversions():
     for epsilon, delta in itertools.product((0.1, 1.0, 8.0), (1e-9, 1e-3)):
-        assert gaussian_epsilon(delta, GdpFilter(epsilon, delta).budget ** -0.5) == pytest.approx(epsilon, rel=1e-9)
-        rho = ZcdpFilter(epsilon, delta).budget
-        assert zcdp_epsilon(rho, delta) == pytest.approx(epsilon, rel=1e-6)
-        assert zcdp_epsilon(rho, delta) <= epsilon
+        assert accounting.gaussian_epsilon(delta, GdpFilter(epsilon, delta).budget ** -0.5) == pytest.approx(
+            epsilon, rel=1e-9
+        )
+        rho = accounting.ZcdpFilter(epsilon, delta).budget
+        assert accounting.zcdp_epsilon(rho, delta) == pytest.approx(epsilon, rel=1e-6)
+        assert accounting.zcdp_epsilon(rho, delta) <= epsilon
 
 
 def adaptive(one, rounds, paths, rng, late=False):
@@ -140,7 +129,7 @@ def test_an_order_chosen_at_the_end_would_admit_what_no_fixed_order_does():
     def chosen_at_the_end(count):
         return any(RenyiFilter(epsilon, delta, order).take(steps[:count])[0] == count for order in (8, 12, 16, 24, 48))
 
-    fixed = RenyiFilter(epsilon, delta, best_order(steps[0], epsilon, delta)).take(steps)[0]
+    fixed = RenyiFilter(epsilon, delta, accounting.best_order(steps[0], epsilon, delta)).take(steps)[0]
     assert fixed < len(steps)
     assert chosen_at_the_end(fixed + 50)
 
@@ -168,7 +157,7 @@ def test_what_is_no_filter_is_refused(make, words):
 
 
 def individual(z, clip_norm, epsilon, clients, adjacency=Adjacency.ADD_REMOVE):
-    return IndividualFilter.start(
+    return accounting.IndividualFilter.start(
         clients, epsilon=epsilon, delta=1e-5, noise_multiplier=z, clip_norm=clip_norm, adjacency=adjacency
     )
 

@@ -1,33 +1,14 @@
 """A run's ledger, read without the run."""
 
 import json
+import re
 
 import numpy as np
 import pytest
+from helpers import refusal
 
-from fedjax_dp.accounting import (
-    Adjacency,
-    AnyOf,
-    AnyStep,
-    BallsInBins,
-    BoundedRange,
-    Composed,
-    FullBatch,
-    GaussianSteps,
-    Past,
-    Poisson,
-    RandomAllocation,
-    RandomParticipation,
-    Shuffled,
-    SkellamSums,
-    StatedPrivacy,
-    TruncatedPoisson,
-    Unit,
-    WithoutReplacement,
-    WithReplacement,
-    epsilon_of,
-    repeated,
-)
+from fedjax_dp import accounting
+from fedjax_dp.accounting import Adjacency, AnyOf, Composed, FullBatch, GaussianSteps, Past, Unit, epsilon_of, repeated
 from fedjax_dp.accounting.ledger import (
     VERSION,
     decode_event,
@@ -43,7 +24,7 @@ from fedjax_dp.errors import ConfigurationError
 REPLACE, PHASE = Adjacency.REPLACE_ONE, {"clients": {"count": 5}}
 
 
-FIVE = WithoutReplacement(5, 40)
+FIVE = accounting.WithoutReplacement(5, 40)
 
 
 def steps(z, sampling=FIVE, count=2, unit=Unit.RECORD):
@@ -53,20 +34,20 @@ def steps(z, sampling=FIVE, count=2, unit=Unit.RECORD):
 EVENTS = [
     steps(1.5),
     steps(2.0, FullBatch()),
-    steps(2.0, WithReplacement(3, 9)),
-    steps(2.0, AnyStep(WithoutReplacement(2, 9), 3)),
-    steps(2.0, Shuffled(4, 9, "keep"), 6),
-    GaussianSteps(2.0, Poisson(0.1), Adjacency.ADD_REMOVE, 3, Unit.CLIENT),
-    SkellamSums(40.0, 2.0, 3.0, REPLACE, 2),
+    steps(2.0, accounting.WithReplacement(3, 9)),
+    steps(2.0, accounting.AnyStep(accounting.WithoutReplacement(2, 9), 3)),
+    steps(2.0, accounting.Shuffled(4, 9, "keep"), 6),
+    GaussianSteps(2.0, accounting.Poisson(0.1), Adjacency.ADD_REMOVE, 3, Unit.CLIENT),
+    accounting.SkellamSums(40.0, 2.0, 3.0, REPLACE, 2),
     Composed((steps(3.0), steps(4.0, FullBatch()))),
-    RandomParticipation(steps(3.0), 0.25, 4),
-    BoundedRange(0.5, REPLACE, 2),
-    StatedPrivacy(0.5, 1e-6, REPLACE, 2),
-    Composed((steps(3.0), Past((steps(4.0), StatedPrivacy(1.0, 0.0, REPLACE))))),
+    accounting.RandomParticipation(steps(3.0), 0.25, 4),
+    accounting.BoundedRange(0.5, REPLACE, 2),
+    accounting.StatedPrivacy(0.5, 1e-6, REPLACE, 2),
+    Composed((steps(3.0), Past((steps(4.0), accounting.StatedPrivacy(1.0, 0.0, REPLACE))))),
     AnyOf((steps(3.0), steps(4.0, FullBatch()))),
-    GaussianSteps(2.0, RandomAllocation(2, 5), Adjacency.ADD_REMOVE, 10),
-    GaussianSteps(2.0, BallsInBins(5), Adjacency.ZERO_OUT, 10),
-    GaussianSteps(2.0, TruncatedPoisson(0.1, 3, 9), Adjacency.ZERO_OUT, 3),
+    GaussianSteps(2.0, accounting.RandomAllocation(2, 5), Adjacency.ADD_REMOVE, 10),
+    GaussianSteps(2.0, accounting.BallsInBins(5), Adjacency.ZERO_OUT, 10),
+    GaussianSteps(2.0, accounting.TruncatedPoisson(0.1, 3, 9), Adjacency.ZERO_OUT, 3),
 ]
 
 
@@ -84,13 +65,6 @@ def test_an_event_that_another_version_wrote_is_one_line():
             decode_event(other, REPLACE, Unit.RECORD)
 
 
-@pytest.mark.parametrize("event", EVENTS[:10], ids=lambda event: type(event).__name__)
-def test_rounds_add_up_to_what_so_many_cost(event):
-    thrice = repeated(event, 3)
-    assert sum(count for _, count in thrice.leaves()) == 3 * sum(count for _, count in event.leaves())
-    assert list(repeated(event, 0).leaves()) == []
-
-
 def test_ids_are_short_where_they_follow_one_another():
     for ids in ([], [0], [0, 1], [0, 1, 2], [1, 3, 4, 5, 9]):
         assert ids_of(ranges(np.array(ids, int)), 10).tolist() == ids
@@ -100,28 +74,11 @@ def test_ids_are_short_where_they_follow_one_another():
 
 
 def line(index, **more):
-    made = {
-        "ledger": VERSION,
-        "kind": "round",
-        "round": index,
-        "events": [encode_event(steps(1.5)), encode_event(steps(2.5))],
-        "clients": [[[0, 2], 0], [[3], 1]],
-        "so_far": False,
-        "unit": "record",
-        "adjacency": "replace-one",
-        "view": "uploads",
-        "colluders": 0,
-        "delta": 1e-3,
-        "accountant": "pld",
-        "epsilon_planned": 1.0,
-        "priced_at": index + 1,
-        "epsilon_at_any_time": None,
-        "budget": None,
-        "left": None,
-        "halt": None,
-        "law": {},
-        "deployment": None,
-    } | more
+    made = {"ledger": VERSION, "kind": "round", "round": index, "clients": [[[0, 2], 0], [[3], 1]], "so_far": False}
+    made |= {"events": [encode_event(steps(1.5)), encode_event(steps(2.5))], "unit": "record", "view": "uploads"}
+    made |= {"adjacency": "replace-one", "colluders": 0, "delta": 1e-3, "accountant": "pld", "epsilon_planned": 1.0}
+    made |= {"priced_at": index + 1, "law": {}, **dict.fromkeys(("epsilon_at_any_time", "budget", "left", "halt"))}
+    made |= {"deployment": None, **more}
     return {name: value for name, value in made.items() if value is not ...}
 
 
@@ -189,9 +146,7 @@ BAD = {
 @pytest.mark.parametrize("kind", BAD)
 def test_lines_that_are_not_as_a_run_wrote_them_are_refused_in_one_line(kind):
     content, words = BAD[kind]
-    with pytest.raises(ConfigurationError, match=words) as error:
-        read_rounds(content, PHASE, "x")
-    assert "\n" not in str(error.value)
+    assert re.search(words, refusal(read_rounds, content, PHASE, "x"))
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,13 @@
 """Who took part when, as a log says it."""
 
+import re
+
 import numpy as np
 import pytest
+from helpers import refusal
 
 from fedjax_dp.accounting import ParticipationLog, correlated_sensitivity, gaussian_epsilon, pattern_sensitivity
 from fedjax_dp.accounting.correlated import inverse_root_bands, strategy
-from fedjax_dp.errors import ConfigurationError
 
 # Cases `participation_log` of the specification's participation_vectors.json: clients, rounds, pairs, z, first column
 # of C; rounds, least gap, sensitivity and epsilon of each client (unit client, replace-one, delta 1e-5; 40 digits).
@@ -82,11 +84,5 @@ def test_a_log_is_read_from_a_file(tmp_path):
 )
 def test_a_log_that_cannot_be_is_refused_in_one_line(tmp_path, text, words):
     (tmp_path / "log.csv").write_text(text)
-    with pytest.raises(ConfigurationError, match=words) as error:
-        ParticipationLog.read(tmp_path / "log.csv", 8, 4)
-    assert "\n" not in str(error.value)
-
-
-def test_a_log_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ConfigurationError, match="an existing CSV file"):
-        ParticipationLog.read(tmp_path / "none.csv")
+    assert re.search(words, refusal(ParticipationLog.read, tmp_path / "log.csv", 8, 4))
+    assert "an existing CSV file" in refusal(ParticipationLog.read, tmp_path / "none.csv")

@@ -5,18 +5,8 @@ import math
 import pytest
 from scipy.stats import norm
 
-from fedjax_dp.accounting import (
-    Adjacency,
-    FullBatch,
-    GaussianSteps,
-    Guarantee,
-    Poisson,
-    TradeOff,
-    Unit,
-    View,
-    attack_bounds,
-    epsilon_of,
-)
+from fedjax_dp import accounting
+from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Guarantee, Unit, View, attack_bounds, epsilon_of
 from fedjax_dp.accounting.plain_words import epsilon_warnings
 
 DELTA = 1e-5
@@ -43,7 +33,7 @@ def test_of_one_gaussian_they_are_those_of_its_best_test(mu):
 
 @pytest.mark.parametrize("rate", [0.05, 0.5])
 def test_of_one_sampled_gaussian_too(rate):
-    event = GaussianSteps(1.0, Poisson(rate), Adjacency.ADD_REMOVE, 1)
+    event = GaussianSteps(1.0, accounting.Poisson(rate), Adjacency.ADD_REMOVE, 1)
     bounds, distance = _bounds(event), rate * (2 * norm.cdf(0.5) - 1)
     assert bounds.right == pytest.approx((1 + distance) / 2, rel=1e-3)
     there = (1 - rate) * 0.01 + rate * norm.cdf(1 - norm.ppf(0.99))  # one direction, with false alarms where it is not
@@ -60,7 +50,7 @@ def test_looser_accountants_leave_more_open_and_never_less(accountant):
 
 
 def test_where_no_curve_is_proved_epsilon_and_delta_decide_and_it_is_said():
-    event = GaussianSteps(1.0, Poisson(0.1), Adjacency.ADD_REMOVE, 3)
+    event = GaussianSteps(1.0, accounting.Poisson(0.1), Adjacency.ADD_REMOVE, 3)
     bounds = attack_bounds(event, 1.0, DELTA, "gaussian")  # which has no theorem for it
     assert not bounds.of_curve
     assert bounds.right == pytest.approx(_by_epsilon_alone(1.0))
@@ -77,9 +67,9 @@ def test_without_a_release_guesses_are_blind_and_without_noise_certain():
 def test_the_balanced_rate_is_where_the_curve_crosses_the_diagonal():
     import numpy as np
 
-    curve = TradeOff(None, np.array([0.0, 1.0, 2.0]), np.array([0.4, 0.2, 0.05]))
+    curve = accounting.TradeOff(None, np.array([0.0, 1.0, 2.0]), np.array([0.4, 0.2, 0.05]))
     assert float(curve(curve.equal_error_rate)) == pytest.approx(curve.equal_error_rate)
-    assert TradeOff().equal_error_rate == 0.0
+    assert accounting.TradeOff().equal_error_rate == 0.0
 
 
 def test_words_go_by_what_neighbours_are():

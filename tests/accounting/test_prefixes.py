@@ -5,24 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from fedjax_dp.accounting import (
-    Adjacency,
-    Composed,
-    FullBatch,
-    GaussianOdometer,
-    GaussianSteps,
-    NotCoveredError,
-    Poisson,
-    epsilon_of,
-    gaussian_epsilon,
-    last_round,
-    squared_mu,
-)
+from fedjax_dp import accounting
+from fedjax_dp.accounting import Adjacency, GaussianOdometer, GaussianSteps, epsilon_of, gaussian_epsilon, last_round
 from fedjax_dp.errors import ConfigurationError
 
 
 def poisson(z, rate, count):
-    return GaussianSteps(z, Poisson(rate), Adjacency.ADD_REMOVE, count)
+    return GaussianSteps(z, accounting.Poisson(rate), Adjacency.ADD_REMOVE, count)
 
 
 def first_rounds(phases, rate):
@@ -33,7 +22,7 @@ def first_rounds(phases, rate):
         for z, count in phases:
             parts.append(poisson(z, rate, min(count, left)))
             left -= parts[-1].count
-        return Composed(tuple(part for part in parts if part.count))
+        return accounting.Composed(tuple(part for part in parts if part.count))
 
     return of
 
@@ -41,20 +30,12 @@ def first_rounds(phases, rate):
 # Cases `prefix` of the specification's participation_vectors.json: rate, phases, delta, rounds, epsilon planned after
 # each by dp-accounting's PLD, with which an own FFT agrees to 1.9e-6.
 PREFIXES = [
-    (
-        0.01,
-        [(1.0, 200)],
-        [1, 10, 50, 100, 200],
-        [0.1994504734738037, 0.3799023494991736, 0.5828824123620071, 0.7180367094257558, 0.9124759644484604],
-    ),
-    (
-        0.05,
-        [(2.0, 40), (1.0, 40)],
-        [1, 20, 40, 60, 80],
-        [0.18044742142516995, 0.514287741557708, 0.7040848020335567, 2.0720147176717494, 2.548613658458706],
-    ),
+    (0.01, [(1.0, 200)], [1, 10, 50, 100, 200],
+     [0.1994504734738037, 0.3799023494991736, 0.5828824123620071, 0.7180367094257558, 0.9124759644484604]),
+    (0.05, [(2.0, 40), (1.0, 40)], [1, 20, 40, 60, 80],
+     [0.18044742142516995, 0.514287741557708, 0.7040848020335567, 2.0720147176717494, 2.548613658458706]),
     (1.0, [(10.0, 50)], [1, 25, 50], [0.3406693646843229, 1.9930914044151178, 2.9432252398013663]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", PREFIXES, ids=["one phase", "two phases", "unsampled"])
@@ -138,6 +119,8 @@ def test_whoever_stops_at_the_worst_time_is_within_the_odometer_and_not_within_w
 
 
 def test_no_odometer_where_sums_are_sampled():
-    assert squared_mu(GaussianSteps(4.0, FullBatch(), Adjacency.REPLACE_ONE, 8)) == pytest.approx(2.0)
-    with pytest.raises(NotCoveredError, match="unsampled"):
-        squared_mu(poisson(1.0, 0.1, 1))
+    assert accounting.squared_mu(GaussianSteps(4.0, accounting.FullBatch(), Adjacency.REPLACE_ONE, 8)) == pytest.approx(
+        2.0
+    )
+    with pytest.raises(accounting.NotCoveredError, match="unsampled"):
+        accounting.squared_mu(poisson(1.0, 0.1, 1))

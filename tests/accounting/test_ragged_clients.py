@@ -18,18 +18,10 @@ from fedjax_dp.parts.clipping import ClipBatch
 CASES = [
     ([7, 40, 400], FixedBatches(size=10), 5, [4, 4, 4], 4.0, 1e-5, [20, 20, 20], [11.4800228, 2.8856440, 0.2540603]),
     ([7, 40, 400], PoissonBatches(size=10), 5, [4, 4, 4], 2.0, 1e-5, [20, 20, 20], [11.4800228, 2.7957757, 0.2427309]),
-    (
-        [7, 25, 400],
-        EpochBatches(size=10, last="keep"),
-        2,
-        [4, 6, 4],
-        12.0,
-        1e-5,
-        [8, 12, 8],
-        [1.8663693, 2.3414271, 1.8663693],
-    ),
+    ([7, 25, 400], EpochBatches(size=10, last="keep"), 2, [4, 6, 4], 12.0, 1e-5, [8, 12, 8],
+     [1.8663693, 2.3414271, 1.8663693]),
     ([60, 61, 200], FixedBatches(size=64), 3, [10, 2, 10], 6.0, 1e-4, [30, 6, 30], [7.9150787, 2.9954434, 2.2990881]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{type(case[1]).__name__}-{case[0][0]}")
@@ -59,7 +51,7 @@ def by_dp_accounting(rate, noise, steps):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("records", usual(SCHOOL, SCHOOL[:2]))
+@pytest.mark.parametrize("records", usual(SCHOOL, SCHOOL[1:2]))
 def test_schools_clients_agree_with_dp_accounting(records):
     """Sampled without replacement, a record costs at least what it does in Poisson batches of its sensitivity, 2 C."""
     privatizer, rate = RecordGaussian(clip_norm=1.0, noise_multiplier=6.0), min(32 / records, 1.0)

@@ -4,42 +4,30 @@ import functools
 import itertools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
+from helpers import refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedjax_dp import errors
+from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import (
-    Adjacency,
-    Composed,
-    FullBatch,
-    GaussianSteps,
     NegativeBinomialTrials,
-    NotCoveredError,
-    Poisson,
     PoissonTrials,
-    RandomParticipation,
-    Shuffled,
-    SkellamSums,
-    Unit,
-    WithoutReplacement,
-    WithReplacement,
     composition_epsilons,
     epsilon_of,
     rdp,
-    repeated,
-    repetition_epsilons,
     selection_cost,
 )
 from fedjax_dp.accounting import trials as trial_laws
 from fedjax_dp.accounting.accountants import total
 from fedjax_dp.tools.papers import wang
 
-ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
-NOTHING = Composed(())
+ADD_REMOVE, REPLACE_ONE = accounting.Adjacency.ADD_REMOVE, accounting.Adjacency.REPLACE_ONE
+NOTHING = accounting.Composed(())
 ORDERS = 1 + np.geomspace(0.05, 2000, 160)
 LAWS = [
     PoissonTrials(0.3),
@@ -54,7 +42,7 @@ LAWS = [
 
 
 def steps(noise, batch=10, records=600, count=60):
-    return GaussianSteps(noise, WithoutReplacement(batch, records), REPLACE_ONE, count)
+    return accounting.GaussianSteps(noise, accounting.WithoutReplacement(batch, records), REPLACE_ONE, count)
 
 
 def negative_binomial_law(trials, most):
@@ -166,19 +154,6 @@ def test_no_enumerated_selection_costs_more_than_the_bound(trials, laws):
     assert np.all(exact <= trials.renyi(ORDERS, divergences(*laws)) * (1 + 1e-6) + 1e-9)
 
 
-@pytest.mark.parametrize("trials", LAWS, ids=str)
-def test_no_selection_among_rounded_gaussian_outputs_costs_more_than_the_bound(trials):
-    cells = np.append(np.arange(-6.0, 7.0, 0.05), np.inf)
-    laws = [np.diff(stats.norm(mean, 1.0).cdf(cells), prepend=0.0) for mean in (0.0, 0.5)]
-    laws = [np.maximum(law, 1e-18) / np.maximum(law, 1e-18).sum() for law in laws]
-    orders = ORDERS[ORDERS < 60]
-    exact = divergences(*(best_of(trials, law) for law in laws), orders)
-    bound = trials.renyi(orders, divergences(*laws, orders))
-    assert np.all(exact <= bound * (1 + 1e-9) + 1e-9)
-    if trials.mean > 5:  # and the bound says something: a tenth of it is really lost somewhere
-        assert np.max(exact / bound) > 0.1
-
-
 @pytest.mark.parametrize("missing", ["the divergence", "gamma", "one of 1 + eta", "the mean"])
 def test_every_term_for_negative_binomial_trials_is_needed(missing):
     rare = np.array([1 - 1e-4, 1e-4]), np.array([1 - 1e-9, 1e-9])
@@ -216,18 +191,6 @@ def test_forgetting_the_delta_of_a_trial_or_their_number_is_contradicted_with_po
     assert np.all(exact <= PoissonTrials(12.0).renyi(ORDERS, one) * (1 + 1e-9))
 
 
-@settings(max_examples=300, deadline=None)
-@given(laws=neighbours(), mean=st.floats(0.05, 100))
-def test_the_moment_bound_for_poisson_trials_holds_with_the_exact_delta(laws, mean):
-    a, ways = ORDERS[ORDERS < 100], (laws, laws[::-1])
-    delta = np.max([np.maximum(p - (a / (a - 1))[:, None] * q, 0).sum(axis=1) for p, q in ways], axis=0)
-    moment = (a - 1) * divergences(*laws, a)
-    with np.errstate(divide="ignore"):
-        grown = np.logaddexp(0, math.log(mean) + mean * (a - 1) * delta + moment + np.log(-np.expm1(-moment)))
-    exact = (a - 1) * divergences(*(best_of(PoissonTrials(mean), law) for law in laws), a)
-    assert np.all(exact <= grown * (1 + 1e-6) + 1e-6)
-
-
 # --- limits and orderings of the bounds ------------------------------------------------------------------------------
 
 
@@ -235,7 +198,7 @@ def test_one_trial_costs_what_it_costs_alone():
     event = steps(3.0)
     for eta in (-0.5, 0.0, 1.0, 9.0):
         once = NegativeBinomialTrials.of_mean(1.0, eta)
-        assert repetition_epsilons([[event]], once, 1e-5) == [epsilon_of(event, 1e-5, "rdp")]
+        assert accounting.repetition_epsilons([[event]], once, 1e-5) == [epsilon_of(event, 1e-5, "rdp")]
         curve = event.rdp(ORDERS)
         assert np.array_equal(once.renyi(ORDERS, curve), curve)
         rarely_more = NegativeBinomialTrials.of_mean(1 + 1e-7, eta).renyi(ORDERS, curve)
@@ -247,42 +210,41 @@ def test_one_trial_costs_what_it_costs_alone():
     "law", [PoissonTrials, NegativeBinomialTrials.of_mean, functools.partial(NegativeBinomialTrials.of_mean, eta=0.0)]
 )
 def test_more_trials_cost_more_and_noisier_trials_less(law):
-    costs = [repetition_epsilons([[steps(3.0)]], law(mean), 1e-5)[0] for mean in (1.0, 1.5, 4.0, 30.0, 1000.0)]
+    costs = [
+        accounting.repetition_epsilons([[steps(3.0)]], law(mean), 1e-5)[0] for mean in (1.0, 1.5, 4.0, 30.0, 1000.0)
+    ]
     assert costs == sorted(set(costs))
     assert costs[0] >= epsilon_of(steps(3.0), 1e-5, "rdp") * (1 - 1e-9)
-    noisier = [repetition_epsilons([[steps(noise)]], law(9.0), 1e-5)[0] for noise in (8.0, 4.0, 2.0, 1.0)]
+    noisier = [accounting.repetition_epsilons([[steps(noise)]], law(9.0), 1e-5)[0] for noise in (8.0, 4.0, 2.0, 1.0)]
     assert noisier == sorted(set(noisier))
 
 
 def test_repetition_of_many_costs_much_less_than_all_of_them_but_more_than_one():
     run = [steps(3.0)]
     one, all_of_them = epsilon_of(run[0], 1e-5), composition_epsilons([run] * 64, 1e-5)[0]
-    best = repetition_epsilons([run], NegativeBinomialTrials.of_mean(64), 1e-5)[0]
+    best = accounting.repetition_epsilons([run], NegativeBinomialTrials.of_mean(64), 1e-5)[0]
     assert 1.5 * one < best < 4 * one < all_of_them
 
 
 def test_the_least_noisy_candidate_sets_the_price():
     trials, delta = NegativeBinomialTrials.of_mean(10), 1e-5
     noisy, quiet, rare = [steps(4.0)], [steps(2.0)], [steps(0.8, batch=1, count=10)]
-    alone = repetition_epsilons([quiet], trials, delta)[0]
-    assert repetition_epsilons([noisy, quiet], trials, delta)[0] == pytest.approx(alone, rel=5e-3)
-    assert repetition_epsilons([quiet, noisy], trials, delta) == repetition_epsilons(
-        [noisy, quiet, noisy], trials, delta
-    )
-    crossing = repetition_epsilons([quiet, rare], trials, delta)[
-        0
-    ]  # one is worse at low orders, the other at high ones
-    assert crossing >= max(alone, repetition_epsilons([rare], trials, delta)[0]) * (1 - 5e-3)
+    alone = accounting.repetition_epsilons([quiet], trials, delta)[0]
+    assert accounting.repetition_epsilons([noisy, quiet], trials, delta)[0] == pytest.approx(alone, rel=5e-3)
+    thrice = accounting.repetition_epsilons([noisy, quiet, noisy], trials, delta)
+    assert accounting.repetition_epsilons([quiet, noisy], trials, delta) == thrice
+    (crossing,) = accounting.repetition_epsilons([quiet, rare], trials, delta)  # worse at low orders, and at high ones
+    assert crossing >= max(alone, accounting.repetition_epsilons([rare], trials, delta)[0]) * (1 - 5e-3)
 
 
 def test_a_chance_of_total_loss_counts_as_often_as_trials_are_expected():
-    event = GaussianSteps(3.0, WithReplacement(10, 600), REPLACE_ONE, 60)
-    (finite,) = repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 1e-5)
+    event = accounting.GaussianSteps(3.0, accounting.WithReplacement(10, 600), REPLACE_ONE, 60)
+    (finite,) = accounting.repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 1e-5)
     assert epsilon_of(event, 1e-5, "rdp") < finite < 20
     lost = rdp.price(event)(event).times(event.releases).infinite_mass
     assert lost > 0
-    assert repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 19 * lost) == [math.inf]
-    assert math.isfinite(repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 21 * lost)[0])
+    assert accounting.repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 19 * lost) == [math.inf]
+    assert math.isfinite(accounting.repetition_epsilons([[event]], NegativeBinomialTrials.of_mean(20), 21 * lost)[0])
 
 
 @settings(max_examples=50, deadline=None)
@@ -353,23 +315,23 @@ def test_poisson_trials_agree_with_dp_accounting(mean, noise):
     "event",
     [
         steps(3.0),
-        GaussianSteps(3.0, Poisson(0.01), ADD_REMOVE, 50),
-        GaussianSteps(6.0, Shuffled(10, 100), REPLACE_ONE, 20),
-        RandomParticipation(steps(3.0, count=5), 0.2, 10),
-        Composed((steps(3.0), NOTHING, Composed((steps(5.0),)))),
+        accounting.GaussianSteps(3.0, accounting.Poisson(0.01), ADD_REMOVE, 50),
+        accounting.GaussianSteps(6.0, accounting.Shuffled(10, 100), REPLACE_ONE, 20),
+        accounting.RandomParticipation(steps(3.0, count=5), 0.2, 10),
+        accounting.Composed((steps(3.0), NOTHING, accounting.Composed((steps(5.0),)))),
     ],
     ids=lambda event: type(event).__name__,
 )
 def test_equal_runs_are_the_event_so_many_times(event):
     (epsilon,) = composition_epsilons([[event]] * 7, 1e-5)
-    assert epsilon == pytest.approx(epsilon_of(Composed((event,) * 7), 1e-5), rel=5e-4)
+    assert epsilon == pytest.approx(epsilon_of(accounting.Composed((event,) * 7), 1e-5), rel=5e-4)
     assert epsilon > epsilon_of(event, 1e-5)
-    if not isinstance(event, RandomParticipation):
-        assert epsilon == pytest.approx(epsilon_of(repeated(event, 7), 1e-5), rel=1e-9)
+    if not isinstance(event, accounting.RandomParticipation):
+        assert epsilon == pytest.approx(epsilon_of(accounting.repeated(event, 7), 1e-5), rel=1e-9)
 
 
 def test_one_run_costs_what_it_costs():
-    ledger = [steps(3.0), NOTHING, steps(1.0), Composed((steps(3.0), steps(4.0)))]
+    ledger = [steps(3.0), NOTHING, steps(1.0), accounting.Composed((steps(3.0), steps(4.0)))]
     assert composition_epsilons([ledger], 1e-5) == pytest.approx([epsilon_of(event, 1e-5) for event in ledger])
     assert composition_epsilons([ledger], 1e-5)[1] == 0.0
 
@@ -393,18 +355,18 @@ def test_the_order_of_runs_does_not_matter_and_equal_clients_are_counted_once():
 
 
 def test_costs_added_in_pairs_are_those_added_one_after_the_other():
-    event = Composed(tuple(steps(2 + 0.3 * run) for run in range(7)))
+    event = accounting.Composed(tuple(steps(2 + 0.3 * run) for run in range(7)))
     for price in (rdp.price(event), wang.price(event)):
         one_by_one = functools.reduce(lambda a, b: a.plus(b), (total(part, price) for part in event.parts))
         assert total(event, price).values == pytest.approx(one_by_one.values, rel=1e-12)
 
 
 def test_integer_noise_is_composed_by_renyi_divergences():
-    event = SkellamSums(1e4, 10.0, 100.0, REPLACE_ONE, 5)
+    event = accounting.SkellamSums(1e4, 10.0, 100.0, REPLACE_ONE, 5)
     (epsilon,) = composition_epsilons([[event]] * 3, 1e-5, "rdp")
-    assert epsilon == epsilon_of(repeated(event, 3), 1e-5, "rdp")
-    assert repetition_epsilons([[event]] * 3, PoissonTrials(2.0), 1e-5)[0] > epsilon_of(event, 1e-5, "rdp")
-    with pytest.raises(NotCoveredError, match="use accountant rdp"):
+    assert epsilon == epsilon_of(accounting.repeated(event, 3), 1e-5, "rdp")
+    assert accounting.repetition_epsilons([[event]] * 3, PoissonTrials(2.0), 1e-5)[0] > epsilon_of(event, 1e-5, "rdp")
+    with pytest.raises(accounting.NotCoveredError, match="use accountant rdp"):
         composition_epsilons([[event]] * 3, 1e-5)
 
 
@@ -419,21 +381,13 @@ def test_a_fixed_grid_costs_the_composition_whatever_repetition_would_cost():
     assert cost.epsilon == cost.composition == composition_epsilons(runs, 1e-5, "rdp")[0]
     assert plain.epsilon < cost.epsilon
     assert cost.single == epsilon_of(steps(3.0), 1e-5, "rdp")
-    assert cost.repetition == repetition_epsilons(runs, NegativeBinomialTrials.of_mean(2), 1e-5)[0]
+    assert cost.repetition == accounting.repetition_epsilons(runs, NegativeBinomialTrials.of_mean(2), 1e-5)[0]
     assert told == [(k, 11) for k in range(1, 12)]  # 5 events, 3 clients composed, 3 clients repeated
     assert plain.repetition is None
     assert "Random repetition" not in str(plain)
-    for words in (
-        "fixed runs",
-        "publishing them all",
-        "would cost",
-        "holds only if",
-        "kept secret",
-        "only the best",
-        "not for a fixed grid",
-        "record of one client (replace-one neighbours)",
-        "accountant rdp",
-    ):
+    for words in ("fixed runs", "publishing them all", "would cost", "holds only if", "kept secret", "only the best"):
+        assert words in str(cost), words
+    for words in ("not for a fixed grid", "record of one client (replace-one neighbours)", "accountant rdp"):
         assert words in str(cost), words
 
 
@@ -446,7 +400,7 @@ def test_repetition_applies_where_the_number_of_runs_was_drawn():
     assert "provided that the number of trials was drawn" in str(cost)
     wider = selection_cost(runs, 1e-5, trials=trials, drawn=True, candidates=candidates)
     assert wider.composition == cost.composition
-    assert wider.repetition == repetition_epsilons([*candidates, *runs], trials, 1e-5)[0] > cost.repetition
+    assert wider.repetition == accounting.repetition_epsilons([*candidates, *runs], trials, 1e-5)[0] > cost.repetition
     with pytest.raises(errors.ConfigurationError, match="trials must be the law"):
         selection_cost(runs, 1e-5, drawn=True)
 
@@ -454,15 +408,13 @@ def test_repetition_applies_where_the_number_of_runs_was_drawn():
 def test_the_answer_can_be_written_as_json():
     told = selection_cost([[steps(3.0)]], 1e-5, trials=PoissonTrials(3.0)).to_dict()
     assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert told["applies"] == "composition"
-    assert told["trials"] == "Poisson with mean 3"
-    assert told["expected_trials"] == 3.0
-    assert told["repetition_accountant"] == "rdp"
+    said = {"applies": "composition", "trials": "Poisson with mean 3", "expected_trials": 3.0}
+    assert (said | {"repetition_accountant": "rdp"}).items() <= told.items()
     assert selection_cost([[steps(3.0)]], 1e-5).to_dict()["epsilon_repetition"] is None
 
 
 def test_a_run_without_noise_costs_everything_and_runs_without_clients_nothing():
-    bare = GaussianSteps(0.0, FullBatch(), REPLACE_ONE, 1)
+    bare = accounting.GaussianSteps(0.0, accounting.FullBatch(), REPLACE_ONE, 1)
     cost = selection_cost([[steps(3.0)], [bare]], 1e-5, trials=PoissonTrials(3.0))
     assert cost.epsilon == cost.repetition == cost.single == math.inf
     assert cost.to_dict()["epsilon"] is cost.to_dict()["epsilon_repetition"] is None
@@ -499,23 +451,28 @@ def test_a_run_without_noise_costs_everything_and_runs_without_clients_nothing()
         (lambda: composition_epsilons([[]], 1e-5), "ledgers must be"),
         (lambda: composition_epsilons([[steps(3.0)], [steps(3.0)] * 2], 1e-5), "got 2 runs of .1, 2. clients"),
         (lambda: composition_epsilons([[steps(3.0)]], math.nan), "delta must be strictly between 0 and 1"),
-        (lambda: repetition_epsilons([[steps(3.0)]], PoissonTrials(2.0), math.nan), "delta must be strictly between"),
+        (
+            lambda: accounting.repetition_epsilons([[steps(3.0)]], PoissonTrials(2.0), math.nan),
+            "delta must be strictly between",
+        ),
         (lambda: composition_epsilons([[steps(3.0)]], 1e-5, "rpd"), "did you mean rdp"),
         (lambda: selection_cost([[steps(3.0)]], 1e-5, candidates=[[steps(3.0)] * 2]), "all of the same clients"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(make, words):
-    with pytest.raises(errors.ConfigurationError, match=words) as refusal:
-        make()
-    assert "\n" not in str(refusal.value)
+    assert re.search(words, refusal(make))
 
 
 @pytest.mark.parametrize(
     "count",
-    [composition_epsilons, selection_cost, lambda runs, delta: repetition_epsilons(runs, PoissonTrials(2.0), delta)],
+    [
+        composition_epsilons,
+        selection_cost,
+        lambda runs, delta: accounting.repetition_epsilons(runs, PoissonTrials(2.0), delta),
+    ],
 )
 def test_units_and_adjacencies_are_not_mixed(count):
-    client = GaussianSteps(3.0, FullBatch(), REPLACE_ONE, 1, Unit.CLIENT)
+    client = accounting.GaussianSteps(3.0, accounting.FullBatch(), REPLACE_ONE, 1, accounting.Unit.CLIENT)
     with pytest.raises(errors.ConfigurationError, match="of one unit and adjacency"):
         count([[steps(3.0)], [client]], 1e-5)
 
@@ -524,7 +481,7 @@ def test_units_and_adjacencies_are_not_mixed(count):
 
 
 def poisson_steps(noise, count=20):
-    return GaussianSteps(noise, Poisson(0.05), ADD_REMOVE, count)
+    return accounting.GaussianSteps(noise, accounting.Poisson(0.05), ADD_REMOVE, count)
 
 
 def test_moving_records_are_counted_for_the_worst_client_of_each_run():
@@ -534,9 +491,8 @@ def test_moving_records_are_counted_for_the_worst_client_of_each_run():
     assert (cost.moving, cost.accountant, cost.applies) == (True, "rdp", "composition")
     ways = [composition_epsilons([[a], [b]], 1e-5, "rdp")[0] for a, b in itertools.product(*ledgers)]
     assert cost.composition == pytest.approx(max(ways), rel=2e-3)  # orders differ a little with what is composed
-    assert cost.composition > 1.05 * max(
-        composition_epsilons(ledgers, 1e-5, "rdp")
-    )  # the wrong count: by client number
+    wrong = composition_epsilons(ledgers, 1e-5, "rdp")  # by client number
+    assert cost.composition > 1.05 * max(wrong)
     assert "records change clients" in str(cost)
 
 

@@ -11,33 +11,11 @@ from hypothesis import strategies as st
 from scipy.special import ive, logsumexp
 from scipy.stats import skellam
 
-from fedjax_dp import errors
-from fedjax_dp.accounting import (
-    ACCOUNTANTS,
-    ATTAINED,
-    Adjacency,
-    Composed,
-    FullBatch,
-    GaussianSteps,
-    NotCoveredError,
-    Poisson,
-    RandomParticipation,
-    Shuffled,
-    SkellamSums,
-    Unit,
-    View,
-    WithoutReplacement,
-    compare,
-    cost_of,
-    epsilon_of,
-    noise_factor_for,
-    noise_multiplier_for,
-    repeated,
-    steps_in_view,
-)
+from fedjax_dp import accounting, errors
+from fedjax_dp.accounting import Composed, RandomParticipation, SkellamSums, compare, epsilon_of, repeated
 from fedjax_dp.tools.papers.wang import WANG_RDP
 
-ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
+ADD_REMOVE, REPLACE_ONE = accounting.Adjacency.ADD_REMOVE, accounting.Adjacency.REPLACE_ONE
 ORDERS = np.array([1.05, 1.5, 2.0, 2.5, 3.0, 4.0, 7.3, 8.0, 16.0, 32.0, 64.0, 100.0])
 
 
@@ -46,7 +24,7 @@ def sums(variance, l2=1.0, l1=None, adjacency=ADD_REMOVE, count=1):
 
 
 def gaussian(noise_multiplier, adjacency=ADD_REMOVE, count=1):
-    return GaussianSteps(noise_multiplier, FullBatch(), adjacency, count, Unit.CLIENT)
+    return accounting.GaussianSteps(noise_multiplier, accounting.FullBatch(), adjacency, count, accounting.Unit.CLIENT)
 
 
 @functools.cache
@@ -175,33 +153,26 @@ def test_composition_with_gaussian_noise():
     fine, rough = SkellamSums(4e8, 1e4, 1e6, ADD_REMOVE, 3), gaussian(2.0, count=5)
     both = epsilon_of(Composed((fine, rough)), 1e-5, "rdp")
     assert both == pytest.approx(epsilon_of(gaussian(2.0, count=8), 1e-5, "rdp"), rel=2e-3)
-    curves = cost_of(fine, "rdp"), cost_of(rough, "rdp")
+    curves = accounting.cost_of(fine, "rdp"), accounting.cost_of(rough, "rdp")
     assert both >= max(curve.epsilon(1e-5) for curve in curves)
 
 
-@pytest.mark.parametrize("accountant", ["pld", "gaussian", "zcdp", "tcdp", ATTAINED, WANG_RDP])
 @pytest.mark.parametrize(
     "event",
-    [
-        sums(100.0, 5.0),
-        Composed((gaussian(2.0), sums(100.0, 5.0))),
-        RandomParticipation(sums(100.0, 5.0), 0.5, 4),
-    ],
+    [sums(100.0, 5.0), Composed((gaussian(2.0), sums(100.0, 5.0))), RandomParticipation(sums(100.0, 5.0), 0.5, 4)],
 )
-def test_other_accountants_say_nothing(accountant, event):
-    with pytest.raises(NotCoveredError):
-        epsilon_of(event, 1e-5, accountant)
-
-
-def test_the_refusal_names_the_accountant_that_helps():
-    for name in set(ACCOUNTANTS) - {"rdp"}:
-        with pytest.raises(NotCoveredError, match="use accountant rdp"):
-            epsilon_of(sums(100.0, 5.0), 1e-5, name)
-        with pytest.raises(NotCoveredError, match="use accountant rdp"):
-            noise_factor_for(sums(100.0, 5.0), 1.0, 1e-5, name)
-    answers = {answer.accountant: answer for answer in compare.compare_epsilons(sums(100.0, 5.0), 1e-5)}
+def test_other_accountants_name_the_one_that_helps(event):
+    for name in set(accounting.ACCOUNTANTS) - {"rdp"}:
+        with pytest.raises(accounting.NotCoveredError, match="use accountant rdp"):
+            epsilon_of(event, 1e-5, name)
+        with pytest.raises(accounting.NotCoveredError, match="use accountant rdp"):
+            accounting.noise_factor_for(event, 1.0, 1e-5, name)
+    for name in (accounting.ATTAINED, WANG_RDP):
+        with pytest.raises(accounting.NotCoveredError):
+            epsilon_of(event, 1e-5, name)
+    answers = {answer.accountant: answer for answer in compare.compare_epsilons(event, 1e-5)}
     assert [name for name, answer in answers.items() if answer.number is not None] == ["rdp"]
-    assert compare.lower_bound(sums(100.0, 5.0), 1e-5).number is None
+    assert compare.lower_bound(event, 1e-5).number is None
 
 
 @pytest.mark.parametrize(
@@ -215,7 +186,7 @@ def test_the_refusal_names_the_accountant_that_helps():
 )
 @pytest.mark.parametrize("epsilon", [0.3, 3.0])
 def test_calibrated_noise_meets_the_budget_closely(event, epsilon):
-    factor = noise_factor_for(event, epsilon, 1e-5, "rdp")
+    factor = accounting.noise_factor_for(event, epsilon, 1e-5, "rdp")
     spent = epsilon_of(event.scaled(factor), 1e-5, "rdp")
     assert spent <= epsilon
     assert spent == pytest.approx(epsilon, rel=1e-4)
@@ -223,32 +194,28 @@ def test_calibrated_noise_meets_the_budget_closely(event, epsilon):
 
 def test_a_calibrated_noise_multiplier_is_in_units_of_the_l2_bound():
     event = sums(100.0, 5.0, count=10)
-    multiplier = noise_multiplier_for(event, 2.0, 1e-5, "rdp")
-    assert multiplier == pytest.approx(2.0 * noise_factor_for(event, 2.0, 1e-5, "rdp"), rel=1e-12)
+    multiplier = accounting.noise_multiplier_for(event, 2.0, 1e-5, "rdp")
+    assert multiplier == pytest.approx(2.0 * accounting.noise_factor_for(event, 2.0, 1e-5, "rdp"), rel=1e-12)
     noisy = sums((5 * multiplier) ** 2, 5.0, count=10)
     assert epsilon_of(noisy, 1e-5, "rdp") == pytest.approx(2.0, rel=1e-4)
 
 
 def test_limits():
     assert epsilon_of(sums(0.0, 5.0), 1e-5, "rdp") == math.inf
-    assert sums(0.0, 5.0).reveals_everything
     assert epsilon_of(sums(4.0, 5.0, count=0), 1e-5, "rdp") == 0
-    assert not list(sums(4.0, count=0).leaves())
-    assert sums(4.0, 2.0, count=7).releases == 7
-    assert sums(4.0).unit is Unit.CLIENT
     assert sums(4.0).scaled(3.0).variance == 36
 
 
 def test_the_noise_of_honest_clients_adds_up():
     own = SkellamSums(10.0, 5.0, 25.0, REPLACE_ONE, 7)
-    assert steps_in_view(own, View.UPLOADS, cohort_size=20) == own
-    summed = steps_in_view(own, View.SECURE_SUM, cohort_size=20, colluders=4)
+    assert accounting.steps_in_view(own, accounting.View.UPLOADS, cohort_size=20) == own
+    summed = accounting.steps_in_view(own, accounting.View.SECURE_SUM, cohort_size=20, colluders=4)
     assert isinstance(summed, SkellamSums)
     assert summed.variance == pytest.approx(160.0, rel=1e-12)
-    assert steps_in_view(own, "broadcast", cohort_size=20).variance == pytest.approx(190.0, rel=1e-12)
-    assert steps_in_view(own, "secure_sum", cohort_size=20, local_steps=5) == own
-    with pytest.raises(NotCoveredError, match="take it with them"):
-        steps_in_view(dataclasses.replace(own, adjacency=ADD_REMOVE), "secure_sum", cohort_size=20)
+    assert accounting.steps_in_view(own, "broadcast", cohort_size=20).variance == pytest.approx(190.0, rel=1e-12)
+    assert accounting.steps_in_view(own, "secure_sum", cohort_size=20, local_steps=5) == own
+    with pytest.raises(accounting.NotCoveredError, match="take it with them"):
+        accounting.steps_in_view(dataclasses.replace(own, adjacency=ADD_REMOVE), "secure_sum", cohort_size=20)
 
 
 @pytest.mark.parametrize(
@@ -280,8 +247,9 @@ def test_orders_and_noise_are_refused():
 
 # --- repeated events -------------------------------------------------------------------------------------------------
 
-STEPS = GaussianSteps(2.0, Poisson(0.1), ADD_REMOVE, 10)
-FIXED = GaussianSteps(2.0, WithoutReplacement(5, 50), REPLACE_ONE, 3)
+STEPS = accounting.GaussianSteps(2.0, accounting.Poisson(0.1), ADD_REMOVE, 10)
+FIXED = accounting.GaussianSteps(2.0, accounting.WithoutReplacement(5, 50), REPLACE_ONE, 3)
+PASSES = accounting.GaussianSteps(2.0, accounting.Shuffled(5, 20), REPLACE_ONE, 8)
 
 
 @pytest.mark.parametrize(
@@ -295,7 +263,7 @@ FIXED = GaussianSteps(2.0, WithoutReplacement(5, 50), REPLACE_ONE, 3)
         (FIXED, 43.88, 132),
         (sums(4.0, count=3), 2.5, 8),
         (STEPS, np.float64(0.3), 3),
-        (GaussianSteps(2.0, Shuffled(5, 20), REPLACE_ONE, 8), 1.6, 16),  # four batches an epoch: 12.8 of them are 16
+        (PASSES, 1.6, 16),  # four batches an epoch: 12.8 of them are 16
     ],
 )
 def test_repeating_multiplies_the_count_and_rounds_up(event, times, count):

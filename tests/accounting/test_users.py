@@ -7,30 +7,10 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
-from fedjax_dp import errors
-from fedjax_dp.accounting import (
-    ATTAINED,
-    Adjacency,
-    Composed,
-    FullBatch,
-    GaussianPair,
-    GaussianSteps,
-    NotCoveredError,
-    Poisson,
-    ShiftMixture,
-    Shuffled,
-    Unit,
-    WithoutReplacement,
-    WithReplacement,
-    epsilon_of,
-    trade_off,
-    user_weights,
-    weighted_user,
-    windows_of_text,
-    windows_of_token,
-)
+from fedjax_dp import accounting, errors
+from fedjax_dp.accounting import ATTAINED, FullBatch, GaussianSteps, Poisson, Shuffled, Unit, epsilon_of, user_weights
 
-ADD, REPLACE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
+ADD, REPLACE = accounting.Adjacency.ADD_REMOVE, accounting.Adjacency.REPLACE_ONE
 
 # Case by case `group` of the specification's participation_vectors.json: records, rate, noise, steps, delta; epsilon of
 # the group, of one record, by the generic conversion (dp-accounting 0.6.0, mixtures of Gaussians; own FFT).
@@ -53,7 +33,7 @@ def poisson(group, rate, noise, steps):
 
 
 def fixed(group, records, batch, noise, steps):
-    return GaussianSteps(noise, WithoutReplacement(batch, records), REPLACE, steps, Unit.USER, group)
+    return GaussianSteps(noise, accounting.WithoutReplacement(batch, records), REPLACE, steps, Unit.USER, group)
 
 
 @pytest.mark.parametrize("case", GROUPS)
@@ -78,7 +58,7 @@ def test_a_user_with_four_records_refutes_the_record_times_k_by_error_rates():
     event = poisson(4, 0.02, 1.5, 400)
     claimed = 4 * epsilon_of(poisson(1, 0.02, 1.5, 400), 1e-5)
     false_positives = np.geomspace(1e-12, 0.5, 400)
-    misses = trade_off(event, ATTAINED)(false_positives)
+    misses = accounting.trade_off(event, ATTAINED)(false_positives)
     allowed = np.maximum(0.0, 1 - 1e-5 - math.exp(claimed) * false_positives)
     assert np.any(misses < allowed - 1e-9)
     own = epsilon_of(event, 1e-5)
@@ -99,7 +79,7 @@ def test_one_record_is_the_record_whatever_the_sampling():
         (FullBatch(), ADD),
         (Poisson(0.02), ADD),
         (Poisson(0.02), REPLACE),
-        (WithoutReplacement(6, 300), REPLACE),
+        (accounting.WithoutReplacement(6, 300), REPLACE),
         (Shuffled(10, 100), REPLACE),
     ):
         count = 100
@@ -126,7 +106,7 @@ def test_all_records_in_every_batch_are_the_whole_group():
 @pytest.mark.parametrize("down", [False, True])
 def test_a_mixture_of_shifts_has_the_laws_that_it_says(down):
     group, rate, noise = 4, 0.3, 1.7
-    pair = ShiftMixture(noise, tuple(range(5)), tuple(stats.binom(group, rate).pmf(range(5)).tolist()), down)
+    pair = accounting.ShiftMixture(noise, tuple(range(5)), tuple(stats.binom(group, rate).pmf(range(5)).tolist()), down)
     x = np.linspace(-9, 9, 41)
     losses = pair.loss(x)
     assert np.all(np.diff(losses) > 0)
@@ -147,8 +127,8 @@ def test_a_mixture_of_shifts_has_the_laws_that_it_says(down):
 
 def test_a_mixture_of_one_shift_is_the_sampled_gaussian_pair():
     for down in (False, True):
-        mixture = ShiftMixture(2.0, (0, 1), (0.9, 0.1), down)
-        pair = GaussianPair(2.0, *((0.0, 0.1) if down else (0.1,)))
+        mixture = accounting.ShiftMixture(2.0, (0, 1), (0.9, 0.1), down)
+        pair = accounting.GaussianPair(2.0, *((0.0, 0.1) if down else (0.1,)))
         losses = np.linspace(*pair.reach(10), 50)[1:-1]
         np.testing.assert_allclose(mixture.inverse_loss(losses), pair.inverse_loss(losses), rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(mixture.cells(losses).upper, pair.cells(losses).upper, atol=1e-14)
@@ -166,7 +146,7 @@ def test_records_of_a_user_at_several_clients_compose():
             for count, often, noise in zip(counts, rounds, noises, strict=True)
             if count
         )
-        assert epsilon_of(Composed(parts), 1e-5) == pytest.approx(epsilon, rel=1e-9)
+        assert epsilon_of(accounting.Composed(parts), 1e-5) == pytest.approx(epsilon, rel=1e-9)
         assert all(epsilon_of(part, 1e-5) <= epsilon for part in parts)
     summed = GaussianSteps(math.sqrt(4 * 100), FullBatch(), REPLACE, 5, Unit.USER, 4)
     assert math.sqrt(5) * summed.gdp() == pytest.approx(0.894427190999916, rel=1e-9)
@@ -179,7 +159,7 @@ def test_sampled_records_of_a_user_at_several_clients_compose():
         ([(1.0, 0.005, 2, 1000), (1.0, 0.01, 3, 1000)], 6.661175679826187),
         ([(3.0, 0.02, 1, 2000)], 1.1759104271289564),
     ):
-        event = Composed(tuple(poisson(group, rate, noise, steps) for noise, rate, group, steps in parts))
+        event = accounting.Composed(tuple(poisson(group, rate, noise, steps) for noise, rate, group, steps in parts))
         assert epsilon_of(event, 1e-5) == pytest.approx(epsilon, rel=1e-3)
 
 
@@ -189,13 +169,15 @@ def test_weights_of_users_are_best_alike_where_uploads_are_seen():
         ([[3, 1, 0], [0, 2, 2], [1, 1, 1]], 5.0, 20, 0.894427190999916, [1.224744871391589, 1.0954451150103321]),
         ([[4, 0], [1, 3], [2, 2], [0, 1]], 4.0, 50, 1.7677669529663689, [2.5, 1.976423537605237]),
     ):
-        mu = math.sqrt(rounds) * weighted_user(sigma, rounds).gdp()
+        mu = math.sqrt(rounds) * accounting.weighted_user(sigma, rounds).gdp()
         assert mu == pytest.approx(secure, rel=1e-9)
         for row in user_weights(counts):
-            assert math.sqrt(rounds) * weighted_user(sigma, rounds, row).gdp() == pytest.approx(secure, rel=1e-9)
+            assert math.sqrt(rounds) * accounting.weighted_user(sigma, rounds, row).gdp() == pytest.approx(
+                secure, rel=1e-9
+            )
         rows = user_weights(counts, "proportional")
         np.testing.assert_allclose(rows.sum(1), 1)
-        found = [math.sqrt(rounds) * weighted_user(sigma, rounds, row).gdp() for row in rows[:2]]
+        found = [math.sqrt(rounds) * accounting.weighted_user(sigma, rounds, row).gdp() for row in rows[:2]]
         assert found == pytest.approx(proportional, rel=1e-9)
 
 
@@ -205,10 +187,10 @@ def test_windows_of_texts_and_tokens_are_those_counted_one_by_one():
         while starts[-1] + window < tokens:
             starts.append(starts[-1] + stride)
         over = max(sum(start <= at < start + window for start in starts) for at in range(tokens))
-        assert windows_of_text(tokens, window, stride) == len(starts)
-        assert over <= windows_of_token(tokens, window, stride) <= len(starts)
-    assert windows_of_token(1000, 128, 1) == 128
-    assert windows_of_text(100, 32, 8) == 10
+        assert accounting.windows_of_text(tokens, window, stride) == len(starts)
+        assert over <= accounting.windows_of_token(tokens, window, stride) <= len(starts)
+    assert accounting.windows_of_token(1000, 128, 1) == 128
+    assert accounting.windows_of_text(100, 32, 8) == 10
 
 
 # `shuffled_price` of participation_vectors.json: records, batch, passes, noise, delta, last; epsilon (replace-one), and
@@ -238,10 +220,10 @@ def test_a_shuffled_pass_is_one_release_and_no_sampling(case):
     [
         (lambda: fixed(0, 60, 6, 1.0, 1), "at least 1"),
         (lambda: fixed(61, 60, 6, 1.0, 1), "at most the 60"),
-        (lambda: windows_of_text(10, 0, 1), "window must be"),
+        (lambda: accounting.windows_of_text(10, 0, 1), "window must be"),
         (lambda: user_weights([[0, 0], [1, 1]]), "a record of every user"),
         (lambda: user_weights([[1, 1]], "best"), "rule must be"),
-        (lambda: weighted_user(1.0, 1, [0.5, 0.6]), "of sum 1"),
+        (lambda: accounting.weighted_user(1.0, 1, [0.5, 0.6]), "of sum 1"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(make, words):
@@ -253,12 +235,12 @@ def test_what_cannot_be_is_refused_in_one_line(make, words):
     ("sampling", "adjacency", "accountant"),
     [
         (Poisson(0.1), REPLACE, "pld"),
-        (WithReplacement(6, 60), REPLACE, "pld"),
+        (accounting.WithReplacement(6, 60), REPLACE, "pld"),
         (Poisson(0.1), ADD, "rdp"),
         (Poisson(0.1), ADD, "tcdp"),
         (Shuffled(6, 60), REPLACE, ATTAINED),
     ],
 )
 def test_groups_without_a_theorem_are_refused(sampling, adjacency, accountant):
-    with pytest.raises(NotCoveredError):
+    with pytest.raises(accounting.NotCoveredError):
         epsilon_of(GaussianSteps(2.0, sampling, adjacency, 10, Unit.USER, 2), 1e-5, accountant)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data, usual
+from helpers import ragged_data, refusal, usual
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
@@ -169,15 +169,10 @@ def test_correlated_noise_counts_the_separation_of_the_deployment(data):
 
 def test_numbers_of_a_deployment_are_traced(data):
     """Another R is a leaf of the algorithm: nothing is compiled anew."""
-    runs = [
-        plan_run(
-            dp_fedavg(noise_multiplier=1.0),
-            data,
-            rounds=2,
-            terms=PrivacyTerms(delta=DELTA, deployment_cohort=size, deployment_population=10_000),
-        )
-        for size in (50, 100)
-    ]
+    algorithm, runs = dp_fedavg(noise_multiplier=1.0), []
+    for size in (50, 100):
+        terms = PrivacyTerms(delta=DELTA, deployment_cohort=size, deployment_population=10_000)
+        runs.append(plan_run(algorithm, data, rounds=2, terms=terms))
     first, second = (jax.tree.structure(run.algorithm) for run in runs)
     assert first == second
     assert [run.algorithm.upload.noise_ratio for run in runs] == [0.1, 0.05]
@@ -243,21 +238,16 @@ SKELLAM = {"noise": "shared", "noise_multiplier": 1.0, "clip_norm": 0.5}
         (lambda: dp_fedavg(noise_multiplier=1.0), {"deployment_population": None}, "deployment_population must be"),
         (lambda: dp_fedavg(noise_multiplier=1.0), {"deployment_cohort": None}, "deployment_cohort must be given"),
         (lambda: dp_fedavg(noise_multiplier=1.0), {"deployment_cohort": 0}, "deployment_cohort must be"),
-        (lambda: dp_fedavg(noise_multiplier=1.0), {"deployment_cohort": 99.5}, "deployment_cohort must be"),
         (lambda: dp_fedavg(noise_multiplier=1.0, cohort_size=None), {}, "AllClients"),
         (lambda: dp_fedavg(noise_multiplier=1.0, cohort="uniform", first=2), {}, "first to answer"),
         (lambda: dp_fedavg(noise_multiplier=1.0), {"participation": "worst"}, "participation must be left out"),
-        (lambda: dp_fedavg(noise_multiplier=1.0), {"participation": "expected"}, "participation must be left out"),
         (lambda: dp_fedavg(noise_multiplier=1.0), {"participation": "once"}, "participation must be left out"),
         (lambda: dp_fedavg(), {"epsilon": [1.0] * 40}, "budgets of their own"),
         (lambda: dp_fedavg(noise_multiplier=1.0, cohort="cyclic"), {"deployment_cohort": 99}, "divisor"),
     ],
 )
 def test_what_cannot_stand_for_a_deployment_is_refused_in_one_line(data, algorithm, terms, words):
-    with pytest.raises(errors.ConfigurationError) as caught:
-        promise(algorithm(), data, **{**OF, **terms})
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert words in refusal(lambda: promise(algorithm(), data, **{**OF, **terms}))
 
 
 def test_an_audit_attacks_what_the_run_itself_releases(data):

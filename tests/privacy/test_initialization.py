@@ -24,7 +24,6 @@ from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.guarantees import prepare, verified_guarantee
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import replace
 from fedjax_dp.tools import cli
 from fedjax_dp.tools.audits.setup import AttackOptions, set_up
 from fedjax_dp.tools.audits.verdict import judge
@@ -119,15 +118,8 @@ def test_noise_is_found_for_what_the_first_phase_leaves(made):
     model = freeze(NETWORK, start=made["private npz"])
     words = {"rounds": 2, "delta": 1e-3, "model": model}
     first = made["private result"].guarantee.epsilon
-    for budget in (first * 1.05, 1.0):
-        noised = fdp.calibrate(private(), DATA, epsilon=budget, **words)
-        found = fdp.guarantee(noised, DATA, **words)
-        assert budget * (1 - 1e-3) < found.epsilon <= budget
-        less = noised.local.privatizer.noise_multiplier * 0.99
-        quieter = replace(
-            noised, local=replace(noised.local, privatizer=replace(noised.local.privatizer, noise_multiplier=less))
-        )
-        assert fdp.guarantee(quieter, DATA, **words).epsilon > budget
+    noised = fdp.calibrate(private(), DATA, epsilon=first * 1.05, **words)
+    assert first * 1.04 < fdp.guarantee(noised, DATA, **words).epsilon <= first * 1.05
     with pytest.raises(errors.ConfigurationError, match=f"above {first:.4g}, which algorithm on first, 1 round cost"):
         fdp.calibrate(private(), DATA, epsilon=first * 0.9, **words)
     run = plan_run(private(), DATA, rounds=2, terms=PrivacyTerms(delta=1e-3, stop_at_epsilon=first * 0.9), model=model)
@@ -272,11 +264,9 @@ def named(*clients, name="named"):
     [
         (named((4, 1), (6, 2), (3, 3)), True),  # other records at the clients of these names
         (named((1, 1), (3, 3), (2, 2)), False),
-        (named((1, 1), (2, 2)), False),
-        (named((1, 1), (2, 2), (3, 4)), False),
         (federated(*(array[:290] for array in (DIGITS.x_train, DIGITS.y_train)), "no names"), False),
     ],
-    ids=["names", "another order", "one fewer", "another name", "no names"],
+    ids=["names", "another order", "no names"],
 )
 def test_clients_of_the_same_names_pay_for_themselves_and_all_others_for_the_dearest(tmp_path, now, same):
     before = named((1, 1), (2, 2), (3, 3))
@@ -337,17 +327,6 @@ def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
     assert "epsilon 3 is claimed at delta" in verdict_of(setup, 3.0)
 
 
-@pytest.mark.slow
-def test_where_nobody_knows_who_was_who_every_client_is_the_worst(made, tmp_path):
-    shuffled = federated(*SAME["shuffled"], "shuffled")
-    worst = max(made["private result"].guarantee.epsilons)
-    found = promise(made["private npz"], shuffled)
-    assert found.phases[0].epsilon == pytest.approx(worst, rel=1e-9)
-    assert min(found.epsilons) >= worst
-    assert any("counts as the worst" in line for line in found.assumptions)
-    assert promise(made["private bare"], OTHER).phases  # without digests: nobody knows that they are others
-
-
 def test_the_stronger_view_of_both_counts(tmp_path):
     secure = fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL, secure=True)
     for first, second, view in (
@@ -393,28 +372,22 @@ def test_values_put_in_the_place_of_others_are_of_unknown_origin():
 ORDER = np.random.default_rng(1).permutation(len(DIGITS.x_train))
 SAME = {
     "shuffled": (DIGITS.x_train[ORDER], DIGITS.y_train[ORDER]),
-    "half": (DIGITS.x_train[ORDER[:700]], DIGITS.y_train[ORDER[:700]]),
     "scaled": (DIGITS.x_train * 0.3 - 2.0, DIGITS.y_train),
-    "floats": (DIGITS.x_train.astype(np.float32), DIGITS.y_train),
-    "relabelled": (DIGITS.x_train, 9 - DIGITS.y_train),
     "one among others": (np.concatenate([OTHERS, DIGITS.x_train[:1]]), np.arange(701) % 10),
-    "one fewer": (DIGITS.x_train[1:], DIGITS.y_train[1:]),
-    "mirrored": (DIGITS.x_train[:, :, ::-1], DIGITS.y_train),
-    "rolled": (np.roll(DIGITS.x_train, 1, axis=2), DIGITS.y_train),
     "others, as far as anybody knows": (OTHERS, np.arange(700) % 10),
 }
 
 
 @pytest.mark.parametrize("change", SAME)
-@pytest.mark.parametrize("name", ["another", *usual(["", "mnist"], ())])
-def test_a_start_counts_in_whatever_form_its_records_come_back(made, change, name):
+def test_a_start_counts_in_whatever_form_its_records_come_back(tmp_path, change):
     """By a name that a user gives, none is known to be other records."""
-    data = federated(*SAME[change], name)
-    assert np.isinf(promise(made["open npz"], data).epsilon)
-    found = promise(made["private npz"], data)
+    data = federated(*SAME[change], "another")
+    assert np.isinf(promise(begun(tmp_path / "open.npz", DATA, fdp.fedavg(**LOCAL)), data).epsilon)
+    found = promise(begun(tmp_path / "private.npz", DATA), data)
     assert "of 2 phases together" in str(found)
     assert found.epsilon > 1.04 * found.alone
     assert any("may be these clients' in another form" in line for line in found.assumptions)
+    assert any("counts as the worst" in line for line in found.assumptions)
 
 
 @pytest.mark.parametrize(
@@ -449,6 +422,7 @@ def test_a_start_without_a_checksum_is_closed_until_somebody_denies_it(made):
     assert "declared public by its user" in str(promise(made["open bare"], **PUBLIC))
     (phase,) = read_start(made["open bare"]).origin.phases
     assert phase["records"]["checksum"] is None
+    assert promise(made["private bare"], OTHER).phases  # nobody knows that the records are others
 
 
 @pytest.mark.slow
@@ -524,25 +498,24 @@ def test_networks_that_come_with_their_numbers_are_of_unknown_origin():
 
 
 @pytest.mark.slow
-def test_frozen_values_keep_their_origin_when_the_model_is_frozen_anew(made):
+def test_frozen_values_keep_their_origin_when_the_model_is_frozen_anew():
     network = fdp.models.mlp((8, 8), 10, hidden=(4,))
     values = network.init(jax.random.key(1))
     again = freeze(freeze(network, "head", start=values), "Dense_1/bias")
     assert "unknown origin" in str(fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=again))
 
 
-@pytest.mark.slow
-def test_phases_before_the_last_count_too(made, tmp_path):
+def test_phases_before_the_last_count_too(tmp_path):
     """A round on other records between makes no public start of a model of these."""
-    for door, told in (("open npz", "had no privacy"), ("private npz", "of 3 phases together")):
-        model = freeze(NETWORK, start=made[door])
-        between = fdp.run(private(), OTHER, rounds=1, delta=1e-3, model=model, out=tmp_path / door)
-        file = fdp.open_run(tmp_path / door, model=model).export(tmp_path / f"{door}.npz")
-        for start in (between, file):
-            assert told in str(promise(start))
-        assert read_start(file).origin.ledger.startswith(read_start(made[door]).origin.ledger)
-    model = freeze(NETWORK, start=made["open result"].params)
-    between = fdp.run(private(), OTHER, rounds=1, delta=1e-3, model=model)
+    for name, algorithm, told in (
+        ("open", fdp.fedavg(**LOCAL), "had no privacy"),
+        ("private", private(), "of 3 phases together"),
+    ):
+        first = begun(tmp_path / f"{name}.npz", DATA, algorithm)
+        between = begun(tmp_path / f"{name} between.npz", OTHER, start=first, key=1)
+        assert told in str(promise(between))
+        assert read_start(between).origin.ledger.startswith(read_start(first).origin.ledger)
+    between = begun(tmp_path / "unknown.npz", OTHER, start=numbers(2), key=1)
     assert "unknown origin" in str(promise(between))
 
 
@@ -555,20 +528,14 @@ def test_ledgers_are_the_same_bytes_in_every_format_and_written_anew(made, tmp_p
         assert read_start(tmp_path / f"again.{kind}").origin.ledger == read[0].origin.ledger
 
 
-@pytest.mark.slow
-def test_a_ledger_says_what_section_f_asks_and_is_short(made):
-    (phase,) = phases_of(read_start(made["private npz"]).origin.ledger, "x")
-    guarantee = made["private result"].guarantee
-    assert (phase["epsilon"], phase["delta"], phase["unit"]) == (guarantee.epsilon, 1e-3, "record")
-    assert (phase["adjacency"], phase["view"], phase["rounds"], phase["dataset"]) == (
-        "replace-one",
-        "uploads",
-        1,
-        "first",
-    )
+def test_a_ledger_says_whose_epsilon_it_has_and_is_short(tmp_path):
+    ledger = read_start(begun(tmp_path / "a.npz", DATA)).origin.ledger
+    (phase,) = phases_of(ledger, "x")
+    said = {"epsilon": PLAIN.epsilon, "delta": 1e-3, "unit": "record", "adjacency": "replace-one", "view": "uploads"}
+    assert (said | {"rounds": 2, "dataset": "first"}).items() <= phase.items()
     assert sum(count for _, count in phase["epsilons"]) == phase["clients"]["count"] == 10
     assert phase["records"]["count"] == len(DIGITS.x_train)
-    assert len(read_start(made["private npz"]).origin.ledger) < 60_000
+    assert len(ledger) < 60_000
 
 
 @pytest.mark.exhaustive
@@ -597,20 +564,13 @@ def test_the_command_line_closes_the_doors_too(capsys):
     bare(fdp.open_run("a"), pathlib.Path("bare.npz"))
     np.savez("w.npz", **{name: value for name, value in np.load("a.npz").items() if name != "__ledger__"})
     capsys.readouterr()
-    for number, (start, more, told) in enumerate(
-        (
-            ("a.npz", ("--start-data", "letters"), "of 2 phases together: dpnfl on digits, 1 round"),
-            ("w.npz", (), "unknown origin, w.npz"),
-            ("w.npz", ("--start-data", "digits"), "as these clients' data are called"),
-        )
-    ):
-        assert cli.main(["run", *QUICK, "--start", start, *more, "--out", f"r{number}"]) == 0
-        (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("privacy"))
-        assert told in line, (start, more)
-    said = pathlib.Path("r0/config.toml").read_text()
-    pathlib.Path("b.toml").write_text(said.replace("a.npz", "bare.npz"))
+    assert cli.main(["run", *QUICK, "--start", "w.npz", "--start-data", "digits", "--out", "r"]) == 0
+    assert "as these clients' data are called" in capsys.readouterr().out
+    said = pathlib.Path("r/config.toml").read_text()
+    assert 'start_data = "digits"' in said
+    pathlib.Path("b.toml").write_text(said.replace("w.npz", "bare.npz"))
     assert cli.main(["run", "b.toml", "--out", "t"]) == 0
-    assert "of 2 phases together" in capsys.readouterr().out
+    assert "of 2 phases together: dpnfl on digits, 1 round" in capsys.readouterr().out
 
 
 def test_hostile_files_end_the_command_in_one_line(capsys):

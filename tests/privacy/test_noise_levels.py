@@ -134,18 +134,12 @@ def test_parts_of_ones_own_that_tell_noise_its_round_are_refused():
         pass
 
     made = fdp.dpnfl.of({**COMMON, "noise_multiplier": 8.0, **FALLS})
-    fields = {
-        field.name: getattr(made.local.privatizer, field.name) for field in dataclasses.fields(made.local.privatizer)
-    }
-    local = dataclasses.replace(made.local, privatizer=Mine(**fields))
+    local = dataclasses.replace(made.local, privatizer=Mine(**vars(made.local.privatizer)))
     mine = dataclasses.replace(made, local=local)
     refused = refusal(lambda: fdp.guarantee(mine, DATA, rounds=ROUNDS, delta=DELTA))
     assert refused.startswith(
         "noise must be left out with parts of your own that tell it its round, got noise_by_round"
     )
-    refused = refusal(lambda: planned_noise(made))
+    budget = {"rounds": ROUNDS, "epsilon": 2.0, "delta": DELTA}
+    refused = refusal(fdp.calibrate, made, DATA, **budget, sigma_mode="acs_pldp")
     assert refused.startswith("sigma_mode must be per_client or common_worst where the noise differs")
-
-
-def planned_noise(algorithm):
-    return fdp.calibrate(algorithm, DATA, rounds=ROUNDS, epsilon=2.0, delta=DELTA, sigma_mode="acs_pldp")

@@ -9,19 +9,8 @@ from helpers import ragged_data
 from own_parts import lying
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, inspection, parts
-from fedjax_dp.accounting import (
-    Adjacency,
-    BallsInBins,
-    FullBatch,
-    GaussianSteps,
-    NotCoveredError,
-    Poisson,
-    RandomAllocation,
-    TruncatedPoisson,
-    Unit,
-    epsilon_of,
-)
+from fedjax_dp import accounting, errors, inspection, parts
+from fedjax_dp.accounting import Adjacency, BallsInBins, FullBatch, GaussianSteps, NotCoveredError, RandomAllocation
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.planned_run import participations
@@ -36,8 +25,14 @@ PASSES = {"cohort_size": None, "pass_rounds": 4}
 COHORTS = {  # options, rounds, sampling, neighbours, sums of whole passes
     "allocation": ({**PASSES, "chosen": 2}, 9, RandomAllocation(2, 4), ADDED, 12),
     "bins": (PASSES, 9, BallsInBins(4), ADDED, 12),
-    "cyclic-poisson": ({"cohort_size": 1, "pass_rounds": 4}, 9, Poisson(2 / 3), ADDED, 3),
-    "truncated": ({"cohort_size": 2, "cohort_most": 3}, 9, TruncatedPoisson(1 / 3, 3, 6), Adjacency.ZERO_OUT, 9),
+    "cyclic-poisson": ({"cohort_size": 1, "pass_rounds": 4}, 9, accounting.Poisson(2 / 3), ADDED, 3),
+    "truncated": (
+        {"cohort_size": 2, "cohort_most": 3},
+        9,
+        accounting.TruncatedPoisson(1 / 3, 3, 6),
+        Adjacency.ZERO_OUT,
+        9,
+    ),
 }
 
 
@@ -53,9 +48,9 @@ def of_clients(cohort, **options):
 def test_a_run_is_so_many_passes_of_which_a_partial_one_is_whole(name):
     _, rounds, sampling, adjacency, sums = COHORTS[name]
     run = planned(of_clients(name), rounds, view="final_model")
-    event = GaussianSteps(2.0, sampling, adjacency, sums, Unit.CLIENT)
+    event = GaussianSteps(2.0, sampling, adjacency, sums, accounting.Unit.CLIENT)
     assert client_events(run) == [event] * 6
-    assert verified_guarantee(run).epsilon == epsilon_of(event, 1e-3, "pld")
+    assert verified_guarantee(run).epsilon == accounting.epsilon_of(event, 1e-3, "pld")
 
 
 def sampling_of(algorithm):
@@ -153,7 +148,6 @@ def test_a_client_draws_kept_slots_by_one_key_in_all_rounds(batches, each):
 
 
 REFUSED = [
-    ({"cohort": "allocation", "cohort_size": 3}, "cohort_size must be left out with cohort allocation"),
     ({"cohort": "bins", "cohort_size": None}, "pass_rounds must be given"),
     ({"cohort": "truncated", "cohort_size": 3}, "cohort_most must be given"),
     ({"cohort": "allocation", **PASSES, "chosen": 5}, "chosen must be an integer from 1 to 4, got 5"),

@@ -5,10 +5,10 @@ import re
 
 import numpy as np
 import pytest
-from helpers import ragged_data
+from helpers import ragged_data, refusal
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, hooks
+from fedjax_dp import hooks
 from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.privacy import planned_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
@@ -91,12 +91,17 @@ ARGUMENTS = {
     "one without a theorem": {"accountant": "gaussian"},
     "one beyond its conditions": {"accountant": "tcdp", "epsilon": 50.0},
     "all clients worst": {"participation": "worst"},
+    "a single round": {"participation": "once"},
+    "a budget by the law": {"participation": "law", "epsilon": 1.0},
     "a mean": {"participation": "expected", "stop_at_epsilon": 2.0},
     "a view": {"view": "final_model"},
     "a view that nobody has": {"view": "deployed"},
     "a unit that nobody bounds": {"unit": "user"},
     "a deployment of records": {"deployment_cohort": 30, "deployment_population": 600},
 }
+OF_CLIENTS = fdp.dp_fedavg(
+    cohort_size=3, batch_size=5, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=4.0
+)
 CLIENTS = {
     "clients": {},
     "clients, a budget": {"stop_at_epsilon": 3.0},
@@ -108,13 +113,7 @@ CLIENTS = {
 @pytest.mark.parametrize("name", [*ARGUMENTS, *CLIENTS])
 def test_a_guarantee_is_that_of_the_run_or_refused_in_the_same_words(name):
     """The wrong one states an epsilon of all rounds, or of the noise before it was found, where the run refuses."""
-    algorithm = (
-        ALGORITHM
-        if name in ARGUMENTS
-        else fdp.dp_fedavg(
-            cohort_size=3, batch_size=5, local_steps=2, learning_rate=0.1, clip_norm=1.0, noise_multiplier=4.0
-        )
-    )
+    algorithm = ALGORITHM if name in ARGUMENTS else OF_CLIENTS
     options = {"rounds": 3, "delta": 1e-3, **ARGUMENTS.get(name, {}), **CLIENTS.get(name, {})}
     answers = []
     for of in (fdp.guarantee, guarantee_of_run):
@@ -142,13 +141,6 @@ def guarantee_of_run(algorithm, data, **options):
     with pytest.raises(Enough):
         fdp.run(algorithm, data, callbacks=[first], **options)
     return first.promise
-
-
-@pytest.mark.slow
-def test_an_audit_of_a_budget_finds_the_noise_first():
-    found = fdp.audit(ALGORITHM, DATA, rounds=2, delta=1e-3, epsilon=2.0, trials=1_000)
-    assert found.epsilon == pytest.approx(2.0, rel=1e-3)
-    assert "epsilon=2.0" in found.repeat
 
 
 def test_noise_does_not_change_the_schedule_and_terms_do_not_change_the_run():
@@ -216,9 +208,7 @@ def test_budgets_go_by_the_order_of_clients_or_by_their_names(epsilon, budgets):
     ],
 )
 def test_budgets_that_are_not_one_for_each_client_are_refused_in_one_line(epsilon, line):
-    with pytest.raises(errors.ConfigurationError, match=re.escape(line)) as refused:
-        PrivacyTerms(epsilon=epsilon).by_number(3, HOSPITALS)
-    assert "\n" not in str(refused.value)
+    assert line in refusal(lambda: PrivacyTerms(epsilon=epsilon).by_number(3, HOSPITALS))
 
 
 def test_budgets_by_name_are_those_in_order():
