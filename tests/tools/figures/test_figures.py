@@ -159,22 +159,17 @@ def reproduction(name="cpfed/fig8", values=(1.0, 3.0)):
     return Reproduction(recipe, recipe.scales["small"], (0, 1, 2), rows, (), (), pathlib.Path())
 
 
-def unchecked(function):
-    """Takes what stands for a Guarantee or an Audit."""
-    return inspect.unwrap(function)
-
-
 CURVES = {name: ([1, 10, 100], [0.1, 1.0, 9.0]) for name in (*accounting.ACCOUNTANTS, accounting.ATTAINED.name)}
 SHARES = np.arange(320).reshape(40, 8)
 SWEEP = Sweep("a sweep", AXES, tuple(records()))
-DRAWN = {  # panels, and how it is drawn
-    "run": (2, lambda **k: unchecked(figures.plot_run)(history(), "a promise; of parts", "a title", **k)),
+DRAWN = {  # panels, and how it is drawn; unwrapped is what takes stand-ins for a Guarantee or an Audit
+    "run": (2, lambda **k: inspect.unwrap(figures.plot_run)(history(), "a promise; of parts", "a title", **k)),
     "epsilon": (1, lambda **k: figures.plot_epsilon(CURVES, "steps", "a title", "one record", target=2.0, **k)),
     "claims": (1, lambda **k: paper_plots.plot_claims(claims(), **k)),
     "bubbles": (2, lambda **k: figures.plot_clients(SHARES[:10], "a title", **k)),
     "clients": (2, lambda **k: figures.plot_clients(SHARES, "a title", **k)),
     "latency": (1, lambda **k: latency_plots.plot_latency(LATENCY, "a title", **k)),
-    "audit": (3, lambda **k: unchecked(figures.plot_audit)(audit(), **k)),
+    "audit": (3, lambda **k: inspect.unwrap(figures.plot_audit)(audit(), **k)),
     "overview": (4, lambda **k: SWEEP.plot(**k)),
     "axis": (1, lambda **k: SWEEP.plot(kind="axis", x="clip_norm", by="algorithm", **k)),
     "privacy": (1, lambda **k: SWEEP.plot(kind="privacy", **k)),
@@ -188,7 +183,6 @@ DRAWN = {  # panels, and how it is drawn
 
 
 def own_axes(panels):
-    """Of a user."""
     figure = Figure(figsize=(7, 4 * panels), layout="constrained")
     return figure, list(np.ravel(figure.subplots(panels)))
 
@@ -328,7 +322,6 @@ def test_no_bar_lies_on_an_axis_without_a_zero(scale):
         ({"size": (6,)}, "size must be width and height in inches, 1 to 100 each, got (6,); such as (6, 4)"),
         ({"size": "6x4"}, "size must be width and height in inches"),
         ({"size": (6, float("nan"))}, "size must be width and height in inches"),
-        ({"size": (0, 4)}, "size must be width and height in inches"),
         ({"size": 6}, "size must be width and height in inches"),
         ({"style": "ggplt"}, "did you mean ggplot?"),
         ({"style": 3}, "style must be the name of a style sheet of matplotlib, or a dictionary of rcParams, got 3"),
@@ -349,6 +342,8 @@ def test_looks_that_are_none_end_in_one_line(look, told):
 
 
 def test_axes_of_several_figures_and_a_size_without_room_are_refused():
+    left, _ = (whole := Figure()).subfigures(1, 2)
+    assert latency_plots.plot_latency(LATENCY, "x", ax=left.subplots()) is whole
     with pytest.raises(ConfigurationError, match="ax must be of one figure, got Axes of several figures"):
         figures.plot_clients(SHARES, "x", ax=[own_axes(1)[1][0], own_axes(1)[1][0]])
     with pytest.raises(ConfigurationError, match="size must be larger: the texts leave no room"):
@@ -377,12 +372,6 @@ def test_in_a_paper_no_word_is_cut_and_most_of_the_width_is_drawn_in(name):
         draw(style="paper", size=(1.5, 1))
 
 
-def test_axes_in_a_part_of_a_figure_return_the_whole():
-    figure = Figure()
-    left, _ = figure.subfigures(1, 2)
-    assert latency_plots.plot_latency(LATENCY, "x", ax=left.subplots()) is figure
-
-
 def test_words_of_flags_are_the_same_look():
     assert picture_of(PlotOption(plot="a.png", size="6x4.5", style="ggplot")) == {"size": (6.0, 4.5), "style": "ggplot"}
     assert picture_of(PlotOption()) == {}
@@ -407,10 +396,7 @@ def test_the_ending_decides_the_format_and_the_same_figure_makes_the_same_bytes(
         made.append((tmp_path / f"{name}.{ending}").read_bytes())
     assert made[0].startswith(begins)
     assert made[0] == made[1]
-
-
-def test_a_notebook_shows_what_is_returned():
-    assert canvas.save(canvas.new((1, 1)), None)._repr_png_().startswith(b"\x89PNG")
+    assert canvas.save(figure, None)._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
 
 
 @pytest.mark.parametrize("path", ["a.jpg", "a", "absent/a.png"])
