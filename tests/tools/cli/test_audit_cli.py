@@ -129,10 +129,7 @@ BAD = [
     ([*RUN, "--noise-multiplier", "0.001"], "use more noise, or test a smaller claim"),
     ([*RUN, "--trials", "100"], "trials must be at least 410, got 100; with fewer not even"),
     (["--trials", "0"], "trials must be an integer of at least 1, got 0"),
-    (["--trials", "many"], "--trials must be an integer, got 'many'"),
-    (["--trails", "9"], "got '--trails'; did you mean --trials?"),
     (["--canary", "gradint"], "canary must be one of gradient, label-flip, blank, mislabelled, got 'gradint'; did you"),
-    (["--view", "upload"], "got 'upload'; did you mean uploads?"),
     (["--view", "secure_sum"], "here the server sees every upload"),
     ([*RUN, "--client", "10"], "client must be an integer from 0 to 9, got 10"),
     ([*RUN, "--record", "999"], "record must be an integer from 0 to 142, got 999; client 0 has 143 records"),
@@ -143,7 +140,6 @@ BAD = [
     (["--significance", "1"], "significance must be strictly between 0 and 1, got 1.0"),
     (["--plot", "no/where.png"], "plot must be in a folder that exists and can be written to, got no/where.png"),
     (["--plot", "x.jpg"], "plot must be a file name that ends in .png, .pdf, .svg, got x.jpg"),
-    (["absent.toml"], "configuration file must be an existing TOML file, got absent.toml"),
     (["absent"], "got 'absent'; --algorithm NAME names an algorithm"),
     (["dpnfl"], "a configuration file or the folder of a run, got 'dpnfl'; did you mean --algorithm dpnfl?"),
 ]
