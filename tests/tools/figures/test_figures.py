@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import itertools
+import math
 import pathlib
 import re
 import subprocess
@@ -384,6 +385,44 @@ def test_words_of_flags_are_the_same_look():
         with pytest.raises(ConfigurationError) as refused:
             picture_of(wrong)
         assert told in str(refused.value)
+
+
+def flawless(outcome):
+    """Worlds that do not overlap, a few scores far out."""
+    absent, present = np.zeros(200), np.full(200, 1e3)
+    absent[0], present[0] = -1e37, 1e37
+    bounds = accounting.error_bounds(0, 200, 0, 200)
+    outcome = outcome._replace(bounds=bounds, absent=absent, present=present, threshold=500.0)
+    return {"outcome": outcome, "proved": True, "lower": 90.0, "of_any": 5.0, "noise": 0.1}
+
+
+def blind(outcome):
+    """All scores alike."""
+    bounds = accounting.error_bounds(0, 200, 200, 200)
+    outcome = outcome._replace(bounds=bounds, absent=np.zeros(200), present=np.zeros(200), threshold=0.0)
+    return {"outcome": outcome, "lower": 0.0, "of_any": 0.0, "noise": math.inf}
+
+
+def claimed(outcome):
+    """A claim next to what is stated, and claims of papers."""
+    stated = tuple(
+        Claim(f"{name} Theorem 1", epsilon, 1e-5, Verdict.WRONG, "a test")
+        for name, epsilon in (("dpnfl", 0.02), ("rfedavg", 70.0), ("cpfed", None))
+    )
+    told = {"claims": [claim.to_dict() for claim in stated]}
+    promise = SimpleNamespace(**vars(PROMISE) | {"claims": stated, "to_dict": lambda: told})
+    return {"guarantee": promise, "claim": 0.0, "lower": 0.5, "proved": True}
+
+
+@pytest.mark.parametrize("change", [flawless, blind, claimed])
+def test_every_kind_of_audit_has_a_picture(change):
+    sound = audit()
+    figure = inspect.unwrap(figures.plot_audit)(dataclasses.replace(sound, **change(sound.outcome)), "a.png")
+    assert pathlib.Path("a.png").stat().st_size > 10_000
+    assert all(panel.has_data() for panel in figure.axes)
+    if change is claimed:
+        shown = {text.get_text() for panel in figure.axes for text in panel.get_yticklabels()}
+        assert {"dpnfl Theorem 1", "rfedavg Theorem 1"} <= shown
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
