@@ -216,6 +216,13 @@ def test_private_entries_of_the_catalogue_pass(name, data):
     assert any(report.law.startswith("standard deviation of the noise") for report in found)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("entry", ["fedavg", "scaffold"])
+def test_entries_without_privacy_pass_what_applies(entry, data):
+    found = check_algorithm(fdp.CATALOGUE[entry].of(COMMON), data)
+    assert found[-1].measured == "not checked"
+
+
 def clipped(records, bound=3.0):
     norms = jnp.linalg.norm(records, axis=1)
     factors = jnp.where(jnp.isfinite(norms), jnp.minimum(1.0, bound / jnp.maximum(norms, 1e-12)), 0.0)
