@@ -82,6 +82,9 @@ VARIANTS = {
     "alpha moves": ("apfl", DEPLOYED, {"alpha_learning_rate": 0.1}),
     "clusters": ("ifca", "owner", {}),
     "client level": ("fedper", "owner", {"noise_on": "clients", "noise_multiplier": 1.0}),
+    "own model of fedper": ("fedper", DEPLOYED, {}),
+    "own model of ditto": ("ditto", DEPLOYED, {}),
+    "own model of ifca": ("ifca", UPLOADS, {}),
 }
 
 
@@ -89,18 +92,10 @@ VARIANTS = {
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_variants_of_them_are_audited(variant):
     name, view, options = VARIANTS[variant]
-    found = audited(personal(name, **options), view=view)
+    own = variant.startswith("own model")
+    found = audited(personal(name, **options), view=view, **({"canary": "label-flip"} if own else {}))
     assert not found.violated, found.verdict
-    assert found.lower > 0, found.verdict
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["fedper", "ditto", "ifca"])
-def test_they_are_audited_with_the_users_own_model(name):
-    view = UPLOADS if name == "ifca" else DEPLOYED
-    found = audited(personal(name), view=view, canary="label-flip")
-    assert not found.violated, found.verdict
-    assert found.lower > 0.3 * found.epsilon, found.verdict
+    assert found.lower > (0.3 * found.epsilon if own else 0), found.verdict
 
 
 @pytest.mark.exhaustive

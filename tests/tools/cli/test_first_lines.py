@@ -11,15 +11,12 @@ from fedjax_dp.tools import cli
 from fedjax_dp.tools.cli import run
 
 
-def first_lines(capsys, *words):
-    assert cli.main(["run", "--rounds", "1", *words]) == 0
-    return capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_defaults_of_a_paper_and_clients_that_no_sampling_hides_are_named(capsys):
-    words = ("--algorithm", "dpnfl", "--batch-size", "150", "--noise-multiplier", "2", "--out", "a")
-    lines = first_lines(capsys, *words)
+    assert cli.main(["run", "--rounds", "1", "--batch-size", "150", "--noise-multiplier", "2"]) == 0
+    lines = capsys.readouterr().err
+    assert "computed the epsilon" in lines
+    assert "found the least noise" not in lines
     assert "dpnfl uses --schedule inverse_sqrt, --l2 0.001 by default" in lines
     assert "10 of 10 clients with at most 150 records use all of them in every step" in lines
     for remedy in ("--batches epochs", "--batch-size", "--epsilon", "--min-records 151"):
@@ -45,13 +42,18 @@ def test_a_remedy_for_small_clients_is_none_that_the_run_has_already():
     assert said[2.0].endswith("would lower the noise that the budget needs")
 
 
-@pytest.mark.slow
-def test_plain_steps_of_large_clients_need_no_word(capsys):
-    lines = first_lines(capsys, "--algorithm", "dp_fedavg_record", "--out", "a")
-    assert "brings" not in lines
-    assert "records are in every step" not in lines
-    without = first_lines(capsys, "--algorithm", "fedavg", "--batch-size", "150", "--out", "b")
-    assert "10 clients with fewer than 150 records use all in every batch" in without
+@pytest.mark.parametrize(
+    ("algorithm", "size", "words"),
+    [
+        (fdp.dp_fedavg_record, 10, []),
+        (fdp.fedavg, 150, ["10 clients with fewer than 150 records use all in every batch"]),
+    ],
+)
+def test_plain_steps_of_large_clients_need_no_word(algorithm, size, words, data):
+    noise = {} if algorithm is fdp.fedavg else {"clip_norm": 1.0, "noise_multiplier": 2.0}
+    plain = algorithm(cohort_size=2, batch_size=size, local_steps=1, learning_rate=0.1, **noise)
+    planned = plan_run(plain, data, rounds=1, seed=0, model=None, terms=PrivacyTerms(delta=1e-3))
+    assert configured._small_clients(planned) == words
 
 
 def test_noise_and_clip_norm_that_change_are_said_with_where_they_end():

@@ -35,8 +35,7 @@ def test_a_new_run_of_tables_shows_how_columns_are_meant(tmp_path):
     assert RunSpec.of(values).data.partition == "natural"
 
 
-def test_what_is_written_is_said_and_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_what_is_written_is_said_and_nothing_is_overwritten(capsys):
     assert cli.main(["new", "run"]) == 0
     assert capsys.readouterr().out == "wrote run.toml\nnext  fedjax-dp run run.toml\n"
     before = pathlib.Path("run.toml").read_text()

@@ -3,6 +3,7 @@
 import dataclasses
 import inspect
 import itertools
+import math
 import pathlib
 import re
 import subprocess
@@ -159,22 +160,17 @@ def reproduction(name="cpfed/fig8", values=(1.0, 3.0)):
     return Reproduction(recipe, recipe.scales["small"], (0, 1, 2), rows, (), (), pathlib.Path())
 
 
-def unchecked(function):
-    """Takes what stands for a Guarantee or an Audit."""
-    return inspect.unwrap(function)
-
-
 CURVES = {name: ([1, 10, 100], [0.1, 1.0, 9.0]) for name in (*accounting.ACCOUNTANTS, accounting.ATTAINED.name)}
 SHARES = np.arange(320).reshape(40, 8)
 SWEEP = Sweep("a sweep", AXES, tuple(records()))
-DRAWN = {  # panels, and how it is drawn
-    "run": (2, lambda **k: unchecked(figures.plot_run)(history(), "a promise; of parts", "a title", **k)),
+DRAWN = {  # panels, and how it is drawn; unwrapped is what takes stand-ins for a Guarantee or an Audit
+    "run": (2, lambda **k: inspect.unwrap(figures.plot_run)(history(), "a promise; of parts", "a title", **k)),
     "epsilon": (1, lambda **k: figures.plot_epsilon(CURVES, "steps", "a title", "one record", target=2.0, **k)),
     "claims": (1, lambda **k: paper_plots.plot_claims(claims(), **k)),
     "bubbles": (2, lambda **k: figures.plot_clients(SHARES[:10], "a title", **k)),
     "clients": (2, lambda **k: figures.plot_clients(SHARES, "a title", **k)),
     "latency": (1, lambda **k: latency_plots.plot_latency(LATENCY, "a title", **k)),
-    "audit": (3, lambda **k: unchecked(figures.plot_audit)(audit(), **k)),
+    "audit": (3, lambda **k: inspect.unwrap(figures.plot_audit)(audit(), **k)),
     "overview": (4, lambda **k: SWEEP.plot(**k)),
     "axis": (1, lambda **k: SWEEP.plot(kind="axis", x="clip_norm", by="algorithm", **k)),
     "privacy": (1, lambda **k: SWEEP.plot(kind="privacy", **k)),
@@ -188,7 +184,6 @@ DRAWN = {  # panels, and how it is drawn
 
 
 def own_axes(panels):
-    """Of a user."""
     figure = Figure(figsize=(7, 4 * panels), layout="constrained")
     return figure, list(np.ravel(figure.subplots(panels)))
 
@@ -328,7 +323,6 @@ def test_no_bar_lies_on_an_axis_without_a_zero(scale):
         ({"size": (6,)}, "size must be width and height in inches, 1 to 100 each, got (6,); such as (6, 4)"),
         ({"size": "6x4"}, "size must be width and height in inches"),
         ({"size": (6, float("nan"))}, "size must be width and height in inches"),
-        ({"size": (0, 4)}, "size must be width and height in inches"),
         ({"size": 6}, "size must be width and height in inches"),
         ({"style": "ggplt"}, "did you mean ggplot?"),
         ({"style": 3}, "style must be the name of a style sheet of matplotlib, or a dictionary of rcParams, got 3"),
@@ -349,6 +343,8 @@ def test_looks_that_are_none_end_in_one_line(look, told):
 
 
 def test_axes_of_several_figures_and_a_size_without_room_are_refused():
+    left, _ = (whole := Figure()).subfigures(1, 2)
+    assert latency_plots.plot_latency(LATENCY, "x", ax=left.subplots()) is whole
     with pytest.raises(ConfigurationError, match="ax must be of one figure, got Axes of several figures"):
         figures.plot_clients(SHARES, "x", ax=[own_axes(1)[1][0], own_axes(1)[1][0]])
     with pytest.raises(ConfigurationError, match="size must be larger: the texts leave no room"):
@@ -377,12 +373,6 @@ def test_in_a_paper_no_word_is_cut_and_most_of_the_width_is_drawn_in(name):
         draw(style="paper", size=(1.5, 1))
 
 
-def test_axes_in_a_part_of_a_figure_return_the_whole():
-    figure = Figure()
-    left, _ = figure.subfigures(1, 2)
-    assert latency_plots.plot_latency(LATENCY, "x", ax=left.subplots()) is figure
-
-
 def test_words_of_flags_are_the_same_look():
     assert picture_of(PlotOption(plot="a.png", size="6x4.5", style="ggplot")) == {"size": (6.0, 4.5), "style": "ggplot"}
     assert picture_of(PlotOption()) == {}
@@ -397,6 +387,44 @@ def test_words_of_flags_are_the_same_look():
         assert told in str(refused.value)
 
 
+def flawless(outcome):
+    """Worlds that do not overlap, a few scores far out."""
+    absent, present = np.zeros(200), np.full(200, 1e3)
+    absent[0], present[0] = -1e37, 1e37
+    bounds = accounting.error_bounds(0, 200, 0, 200)
+    outcome = outcome._replace(bounds=bounds, absent=absent, present=present, threshold=500.0)
+    return {"outcome": outcome, "proved": True, "lower": 90.0, "of_any": 5.0, "noise": 0.1}
+
+
+def blind(outcome):
+    """All scores alike."""
+    bounds = accounting.error_bounds(0, 200, 200, 200)
+    outcome = outcome._replace(bounds=bounds, absent=np.zeros(200), present=np.zeros(200), threshold=0.0)
+    return {"outcome": outcome, "lower": 0.0, "of_any": 0.0, "noise": math.inf}
+
+
+def claimed(outcome):
+    """A claim next to what is stated, and claims of papers."""
+    stated = tuple(
+        Claim(f"{name} Theorem 1", epsilon, 1e-5, Verdict.WRONG, "a test")
+        for name, epsilon in (("dpnfl", 0.02), ("rfedavg", 70.0), ("cpfed", None))
+    )
+    told = {"claims": [claim.to_dict() for claim in stated]}
+    promise = SimpleNamespace(**vars(PROMISE) | {"claims": stated, "to_dict": lambda: told})
+    return {"guarantee": promise, "claim": 0.0, "lower": 0.5, "proved": True}
+
+
+@pytest.mark.parametrize("change", [flawless, blind, claimed])
+def test_every_kind_of_audit_has_a_picture(change):
+    sound = audit()
+    figure = inspect.unwrap(figures.plot_audit)(dataclasses.replace(sound, **change(sound.outcome)), "a.png")
+    assert pathlib.Path("a.png").stat().st_size > 10_000
+    assert all(panel.has_data() for panel in figure.axes)
+    if change is claimed:
+        shown = {text.get_text() for panel in figure.axes for text in panel.get_yticklabels()}
+        assert {"dpnfl Theorem 1", "rfedavg Theorem 1"} <= shown
+
+
 @pytest.mark.parametrize(("ending", "begins"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_the_ending_decides_the_format_and_the_same_figure_makes_the_same_bytes(ending, begins, tmp_path):
     made = []
@@ -407,10 +435,7 @@ def test_the_ending_decides_the_format_and_the_same_figure_makes_the_same_bytes(
         made.append((tmp_path / f"{name}.{ending}").read_bytes())
     assert made[0].startswith(begins)
     assert made[0] == made[1]
-
-
-def test_a_notebook_shows_what_is_returned():
-    assert canvas.save(canvas.new((1, 1)), None)._repr_png_().startswith(b"\x89PNG")
+    assert canvas.save(figure, None)._repr_png_().startswith(b"\x89PNG")  # what a notebook shows
 
 
 @pytest.mark.parametrize("path", ["a.jpg", "a", "absent/a.png"])

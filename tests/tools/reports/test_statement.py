@@ -16,8 +16,6 @@ from fedjax_dp.tools.reports import report_statement
 from fedjax_dp.tools.reports.page import MARK, page
 from fedjax_dp.tools.reports.statement import markdown, statement
 
-pytestmark = pytest.mark.slow  # their pages are made of whole runs
-
 CONFIG = {"algorithm": "dpnfl", "dataset": "digits", "rounds": 10}
 PARTS = ["The promise", "What it means", "It holds if all of these are true", "What is not covered", "Words", "Origin"]
 
@@ -82,6 +80,7 @@ def test_names_that_are_marks_stay_text():
     assert len(made) < 50_000  # nothing is drawn, so that nothing draws
 
 
+@pytest.mark.slow
 def test_the_command_writes_both_and_replaces_them(run_folder, tmp_path, capsys):
     out = tmp_path / "officer.html"
     for _ in range(2):
@@ -94,6 +93,7 @@ def test_the_command_writes_both_and_replaces_them(run_folder, tmp_path, capsys)
         assert f"{at_most(held['right'])} of cases" in path.read_text()
 
 
+@pytest.mark.slow
 def test_what_it_did_not_write_stays(run_folder, tmp_path):
     own = tmp_path / "own.md"
     own.write_text("mine")

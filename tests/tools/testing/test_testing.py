@@ -160,15 +160,18 @@ LACKS = {
     for law, programs in BY_PROPERTY.items()
     for program in programs
     for kind, algorithm in ({"a sum": MASKED} if law == "masks" else {"steps": STEPS, "clients": CLIENTS}).items()
-    if applies(program, algorithm) and (law not in ("padding", "order") or algorithm is STEPS)
+    if applies(program, algorithm)
+    and (law not in ("padding", "order") or algorithm is STEPS)
+    and (algorithm is not STEPS or program.__name__ in REPEATED or program.__name__ not in CAUGHT)
 }
 BRIEF = ("undeclared_gradient of steps", "same_masks of a sum")
+ALIKE = ("reused_round_key of steps",)  # CI: reused_step_key, and frozen_server_noise in all rounds
 
 
 def mark_of_lack(name):
     """By hand what CI sees of steps: the same check rejects it."""
     again = name.replace(" of clients", " of steps")
-    return pytest.mark.exhaustive if again != name and again in LACKS else pytest.mark.slow
+    return pytest.mark.exhaustive if name in ALIKE or (again != name and again in LACKS) else pytest.mark.slow
 
 
 @pytest.mark.parametrize("name", [n if n in BRIEF else pytest.param(n, marks=mark_of_lack(n)) for n in LACKS])
@@ -179,8 +182,9 @@ def test_what_lacks_a_property_is_rejected_by_its_check(name, data):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("audited", usual([False, True], [False]))
-def test_a_right_algorithm_passes_every_check(data, audited):
+def test_a_right_algorithm_passes_every_check(audited):
     delta = 1e-5 if audited else None
+    data = ragged_data([5, 5, 7])  # each size takes seconds
     shown = {report.law: report for report in check_algorithm(right(), data, delta=delta, rounds=20)}
     assert "\n" not in "".join(map(str, shown.values()))
     assert ("audited privacy" in shown) is audited
@@ -282,9 +286,8 @@ def test_sampling_of_a_function():
 
     for function, law in ((fixed, WithoutReplacement(3, 9)), (coins, Poisson(0.3)), (repeats, WithReplacement(3, 9))):
         check_sampling(function, sampling=law)
-        once = functools.partial(lambda function, key: function(jax.random.key(0)), function)
-        assert "the function" in rejection(check_sampling, once, sampling=law)
     wrong = [
+        (lambda key: fixed(jax.random.key(0)), WithoutReplacement(3, 9)),
         (coins, Poisson(0.33)),
         (fixed, Poisson(1 / 3)),
         (coins, WithoutReplacement(3, 9)),

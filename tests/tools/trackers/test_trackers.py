@@ -14,7 +14,6 @@ import time
 import urllib.request
 
 import jax
-import numpy as np
 import pytest
 from small_runs import Stopped, dpnfl, stop_at
 
@@ -109,8 +108,7 @@ def test_event_files_hold_the_history_and_the_guarantee(data):
 
 @pytest.mark.slow
 def test_no_privacy_is_said_in_words_and_no_number(data):
-    plain = fdp.fedavg(cohort_size=5, batch_size=10, local_steps=2, learning_rate=0.1)
-    result = fdp.run(plain, data, rounds=2, out="x", callbacks=[TensorBoard()])
+    result = fdp.run(dpnfl(noise_multiplier=0.0), data, out="x", callbacks=[TensorBoard()], **WORDS)
     numbers, texts, _ = events("x/tensorboard")
     assert not {name for name in numbers if name.startswith("privacy")}
     assert str(result.guarantee) in texts["privacy"][0]
@@ -125,6 +123,8 @@ def test_a_run_that_goes_on_has_each_point_once(data):
     assert "failed: Stopped" in events("x/tensorboard")[1]["status"][0]
     memory = json.loads(pathlib.Path("x/trackers.json").read_text())
     assert memory["tensorboard"]["round"] == 3  # one after the checkpoint
+    memory["tensorboard"]["round"] = 2  # as if a kill had come before it was remembered
+    pathlib.Path("x/trackers.json").write_text(json.dumps(memory))
     seen = fdp.resume("x", dpnfl(), data, callbacks=[TensorBoard()])
     numbers, texts, _ = events("x/tensorboard")
     close(without(numbers, "privacy", "time"), expected(seen.history), 1e-6)
@@ -134,18 +134,6 @@ def test_a_run_that_goes_on_has_each_point_once(data):
     numbers, _, _ = events("x/tensorboard")
     assert [step for step, _ in numbers["test_accuracy"]] == list(range(1, 9))
     assert [step for step, _ in numbers["privacy/epsilon"]] == [6, 8]
-
-
-@pytest.mark.exhaustive  # CI: test_a_run_that_goes_on_has_each_point_once
-def test_a_point_that_a_kill_left_unremembered_does_not_count_twice(data):
-    words = WORDS | {"checkpoint_every": 2, "evaluate_every": 1}
-    with pytest.raises(Stopped):
-        fdp.run(dpnfl(), data, out="x", callbacks=[TensorBoard(), stop_at(3)], **words)
-    memory = json.loads(pathlib.Path("x/trackers.json").read_text())
-    memory["tensorboard"]["round"] = 2
-    pathlib.Path("x/trackers.json").write_text(json.dumps(memory))
-    seen = fdp.resume("x", dpnfl(), data, callbacks=[TensorBoard()])
-    close(without(events("x/tensorboard")[0], "privacy", "time"), expected(seen.history), 1e-6)
 
 
 @pytest.mark.slow
@@ -458,12 +446,7 @@ def test_what_cannot_be_tracked_is_refused_before_anything_is_written(flags, lin
     assert not list(pathlib.Path().iterdir())
 
 
-def test_neither_files_nor_sweeps_say_who_is_told(capsys):
-    pathlib.Path("run.toml").write_text('track = "mlflow"\n')
-    assert main(["run", "run.toml"]) == 2
-    assert (
-        "track must be left to the command line, got mlflow; fedjax-dp run run.toml --track" in capsys.readouterr().err
-    )
+def test_no_sweep_says_who_is_told(capsys):
     pathlib.Path("sweep.toml").write_text('seeds = 2\n[base]\nrounds = 2\ntrack = "mlflow"\n')
     assert main(["sweep", "sweep.toml"]) == 2
     assert "no tracker follows a sweep: fedjax-dp best prints its winner" in capsys.readouterr().err
@@ -491,27 +474,3 @@ def test_a_folder_of_the_name_is_no_package(monkeypatch):
     importlib.invalidate_caches()
     with pytest.raises(fdp.ConfigurationError, match="wandb must be installed"):
         Wandb()
-
-
-@pytest.mark.exhaustive  # CI: that the run is the same, test_the_command_line_tracks_and_the_run_is_the_same
-def test_telling_costs_little(data):
-    """A point in an event file, which then is on the disk, costs less than a twentieth of a second."""
-
-    class Clock:
-        def __init__(self, tracker):
-            self.tracker, self.spent = tracker, []
-
-        def on_start(self, run):
-            self.tracker.on_start(run)
-
-        def on_evaluation(self, evaluation):
-            began = time.perf_counter()
-            self.tracker.on_evaluation(evaluation)
-            self.spent.append(time.perf_counter() - began)
-
-        def on_finish(self, result):
-            self.tracker.on_finish(result)
-
-    clock = Clock(TensorBoard())
-    fdp.run(dpnfl(), data, rounds=30, evaluate_every=1, delta=1e-3, out="x", callbacks=[clock])
-    assert np.median(clock.spent) < 0.05
