@@ -25,7 +25,6 @@ OWNED = dataclasses.replace(DATA, test_clients=np.arange(len(DATA.y_test), dtype
 MODEL = fdp.mlp(DATA.record_shape, DATA.classes, (5,))
 COMMON = {"cohort_size": 3, "batch_size": 4, "local_steps": 2, "learning_rate": 0.3}
 NOISY = {**COMMON, "clip_norm": 1.0, "noise_multiplier": 2.0}
-ALL = {**NOISY, "cohort_size": None}
 PERSONAL = ("local", "finetune", "ditto", "ditto_joint", "mr_mtl", "fedper", "fedrep", "apfl", "ppsgd", "ifca")
 FEW = ["mr_mtl"]
 
@@ -49,13 +48,6 @@ def close(one, other):
         np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=2e-5, atol=2e-6)
 
 
-# CI: mrmtl_lambda0 of test_models_of_their_own_equal_worked_example, tests/algorithms/test_personal_examples.py
-@pytest.mark.exhaustive
-def test_without_a_pull_the_models_of_mr_mtl_are_those_of_local_bit_for_bit():
-    one, other = fdp.algorithms.mr_mtl(**NOISY, strength=0.0), fdp.algorithms.local(**NOISY)
-    same(own(one, run(one)), own(other, run(other)))
-
-
 @pytest.mark.exhaustive
 def test_without_a_pull_and_wholly_their_own_two_models_beside_are_the_same():
     """Ditto's v with lambda 0 and APFL's with alpha 1 are local models with batches and noise of the personal role."""
@@ -63,11 +55,10 @@ def test_without_a_pull_and_wholly_their_own_two_models_beside_are_the_same():
     same(own(ditto, run(ditto)), own(apfl, run(apfl)))
 
 
-@pytest.mark.slow
+# CI: apfl_noise of test_models_of_their_own_equal_worked_example, tests/algorithms/test_personal_examples.py
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    ("entry", "options"),
-    [pytest.param("finetune", {"personal_steps": 0}, marks=pytest.mark.exhaustive), ("apfl", {"alpha": 0.0})],
-    ids=["finetune", "apfl"],
+    ("entry", "options"), [("finetune", {"personal_steps": 0}), ("apfl", {"alpha": 0.0})], ids=["finetune", "apfl"]
 )
 def test_models_with_nothing_of_their_own_are_the_shared_one(entry, options):
     algorithm = fdp.CATALOGUE[entry](**NOISY, **options)
@@ -100,14 +91,6 @@ def test_what_keeps_nothing_is_federated_averaging():
     assert paid[0] == paid[1]
 
 
-@pytest.mark.slow
-def test_the_server_of_mr_mtl_keeps_the_mean_of_all_models_absent_ones_included():
-    algorithm = fdp.algorithms.mr_mtl(**NOISY, strength=1.5)
-    state = run(algorithm, 5)
-    shares = np.asarray(DATA.shares)
-    close(jax.tree.map(lambda a: np.tensordot(shares, np.asarray(a), 1), own(algorithm, state)), state.params)
-
-
 QUADRATIC = QuadraticModel()
 PLAIN = ragged_data([5, 4, 6], shape=(2,), classes=1)
 CLEAN = {"cohort_size": None, "batches": "full", "batch_size": None, "local_steps": 1, "learning_rate": 0.2}
@@ -128,6 +111,14 @@ def kept_models(algorithm):
 def gradients_at(rows):
     each = np.split(np.asarray(PLAIN.x), np.cumsum(np.asarray(PLAIN.sizes))[:-1])
     return np.array([1.0, 0.5]) * (np.asarray(rows) - np.array([records.mean(0) for records in each]))
+
+
+def test_the_server_of_mr_mtl_keeps_the_mean_of_all_models_absent_ones_included():
+    algorithm = fdp.algorithms.mr_mtl(**{**CLEAN, "cohort_size": 1, "noise_multiplier": 1.0}, strength=1.5)
+    state, rows, _ = kept_models(algorithm)
+    after = stepped(algorithm, state)
+    assert np.any(np.asarray(after.clients[-1]) != rows, 1).sum() == 1
+    close(np.asarray(PLAIN.shares) @ np.asarray(after.clients[-1]), after.params)
 
 
 def test_a_pull_of_rate_times_lambda_one_steps_from_the_mean():
@@ -182,19 +173,21 @@ def test_clients_alike_without_noise_are_federated_averaging(entry):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("entry", usual([name for name in PERSONAL if name != "finetune"], ["apfl"]))
+@pytest.mark.parametrize("entry", usual([*(name for name in PERSONAL if name != "finetune"), "scaffold"], ["apfl"]))
 def test_absent_clients_keep_their_rows_bit_for_bit(entry):
-    algorithm = fdp.CATALOGUE[entry](**{**NOISY, "cohort_size": 1})
-    states = states_of(algorithm, MODEL, DATA, 3)
-    for before, after in itertools.pairwise(states):
+    algorithm = fdp.CATALOGUE[entry](**{**(COMMON if entry == "scaffold" else NOISY), "cohort_size": 1})
+    states, took_part = states_of(algorithm, MODEL, DATA, 3), np.zeros(6, int)
+    for t, (before, after) in enumerate(itertools.pairwise(states)):
         changed = np.zeros(6, bool)
         for old, new in zip(jax.tree.leaves(before.clients), jax.tree.leaves(after.clients), strict=True):
             changed |= np.any((old != new).reshape(6, -1), 1)
-        assert changed.sum() == 1
+        took_part += changed
+        np.testing.assert_array_equal(took_part, fdp.privacy.participations(algorithm, DATA, t + 1, 0))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("entry", usual(PERSONAL, ("ifca",)))
+# CI: rows of clients are kept alike for control variates, tests/execution/test_host_tables.py and test_laws.py
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("entry", PERSONAL)
 def test_portions_resuming_and_tables_on_the_host_change_nothing(entry):
     algorithm = fdp.CATALOGUE[entry](**NOISY)
     whole = run(algorithm, 4)

@@ -52,22 +52,11 @@ OF_STEPS = {
 }
 
 
-# Two rules of batches with momentum, and passes with two kinds of step; other pairs, and clients of more records than a
-# batch, before a release.
-PAIRS = [(batches, steps, records) for records in (3, 6) for steps in OF_STEPS for batches in RULES]
-PASSES = [("epochs", steps, 3) for steps in OF_STEPS if steps != "schedule"]
-WITH_MOMENTUM = [(batches, "momentum", 3) for batches in ("poisson", "with-replacement")]
-
-
-def mark_of(pair):
-    return pytest.mark.slow if pair in WITH_MOMENTUM else pytest.mark.exhaustive
-
-
+# Draws alone, of every rule and by default: tests/parts/test_batches.py
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("batches", "steps", "records"),
-    [pair if pair in PASSES else pytest.param(*pair, marks=mark_of(pair)) for pair in PAIRS],
-)
+@pytest.mark.parametrize("records", usual([3, 6], [3]))
+@pytest.mark.parametrize("steps", usual(OF_STEPS, ["momentum"]))
+@pytest.mark.parametrize("batches", usual(RULES, ["epochs", "poisson"]))
 def test_a_round_is_the_same_however_large_another_client(batches, steps, records):
     algorithm = algorithm_of(batches, **{"schedule": "constant"} | OF_STEPS[steps])
     assert not follows_others(algorithm, (records, records), (records, 19))
@@ -108,7 +97,6 @@ def test_shuffles_may_not_depend_on_another_clients_size():
     right = algorithm_of("epochs", schedule="constant")
     wrong = replace(right, local=replace(right.local, batches=OneStream(size=4)))
     assert follows_others(wrong)
-    assert not follows_others(right)
 
 
 # What the accountants may count: wrong batches, and noise on the mean.
@@ -228,19 +216,16 @@ def test_noise_on_the_mean_over_the_rest_of_a_pass_is_too_small():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", usual([{"batches": "epochs", "last": "keep"}, {}], [{"batches": "epochs", "last": "keep"}])
+    ("batches", "options"),
+    [("epochs", {"last": "keep"}), pytest.param("without-replacement", {}, marks=pytest.mark.exhaustive)],
 )
-def test_checks_hold_for_ragged_clients(options):
-    algorithm = algorithm_of(
-        options.get("batches", "without-replacement"),
-        local_steps=2,
-        **{name: value for name, value in options.items() if name != "batches"},
-    )
-    check_algorithm(algorithm, DATA, model=MODEL, only=("sampling", "noise"))
+def test_checks_hold_for_ragged_clients(batches, options):
+    check_algorithm(algorithm_of(batches, **options), DATA, model=MODEL, only=("sampling", "noise"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batches", usual(["without-replacement", "poisson"], ["poisson"]))
+# CI: test_a_client_with_no_more_records_than_a_batch_is_in_every_step_with_all, tests/parts/test_batches.py
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("batches", ["without-replacement", "poisson"])
 def test_nothing_is_sampled_where_every_client_has_no_more_than_a_batch(batches):
     check_algorithm(algorithm_of(batches), ragged_data([1, 3, 2]), model=MODEL, only="sampling")
 
