@@ -197,24 +197,17 @@ def one_winner(ends, refused):
     assert -signal.SIGKILL in codes or sorted(codes) == [0, refused], ends
 
 
-@pytest.mark.parametrize(
-    ("name", "pairs", "rounds"),
-    [
-        pytest.param("run of the command line", 1, 6, marks=pytest.mark.slow),
-        pytest.param("run of the command line", 20, 50, marks=pytest.mark.exhaustive),
-        pytest.param("run of Python", 20, 50, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_of_two_that_start_or_resume_at_once_one_wins_and_nothing_is_lost(name, pairs, rounds):
-    way, draw, whole = WAYS[name], random.Random(pairs), pathlib.Path("whole")
-    pathlib.Path("run.toml").write_text(f"{OPTIONS}rounds = {rounds}\nevaluate_every = 3\ncheckpoint_every = 1\n")
+# CI: test_a_folder_that_is_written_is_refused_and_its_run_ends_as_if_nothing_had_been, test_run_folder.py, and
+# test_of_many_that_begin_at_once_one_has_the_folder_whoever_fails, tests/test_folders.py
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", [name for name in WAYS if "run" in name])
+def test_of_two_that_start_or_resume_at_once_one_wins_and_nothing_is_lost(name):
+    way, draw, whole = WAYS[name], random.Random(20), pathlib.Path("whole")
     refused = 1 if "Python" in name else 2
-    seconds, code, said = live(way.start, whole)
-    assert code == 0, said
-    if pairs > 1:  # one of the second is killed, while its programs are compiled already
-        seconds, code, said = live(way.start, pathlib.Path("again"))
+    for folder in (whole, pathlib.Path("again")):  # the second's time is that of programs that are compiled already
+        seconds, code, said = live(way.start, folder)
         assert code == 0, said
-    for number in range(pairs):
+    for number in range(20):
         where = pathlib.Path(f"pair {number}")
         ends = pair(way.start, where, number % 2, draw, seconds)
         one_winner(ends, refused)
