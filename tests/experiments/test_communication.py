@@ -40,10 +40,9 @@ def test_bytes_up_are_those_of_the_message_that_a_round_carries(entry):
     algorithm = CATALOGUE[entry](**COMMON, **extra)
     sent = fdp.experiments.traffic(algorithm, model, data)
     traced, key = as_float32_leaves(dataclasses.replace(algorithm, transport=Noting())), run_key(0)
+    state = initial_state(traced, model, data, key)
     NOTED.clear()
-    jax.eval_shape(
-        lambda: run_round(traced, model, data, key, initial_state(traced, model, data, key), Execution())
-    )  # a traced round has all messages
+    jax.eval_shape(lambda: run_round(traced, model, data, key, state, Execution()))  # a trace has all messages
     apart = 5 if entry == "rfedavg" else 0  # mean features travel beside the sum
     assert sent.up == 4 * (NOTED[0] + apart)
     secret = dataclasses.replace(algorithm, transport=fdp.parts.SecureSum(bits=64))

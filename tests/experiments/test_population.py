@@ -252,16 +252,6 @@ def test_bad_words_end_in_one_line(words, expected, capsys, monkeypatch):
     assert out.out == ""
 
 
-def test_help_shows_every_option_with_its_default(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "200")
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["data", "--help-all"])
-    assert stop.value.code == 0
-    out = capsys.readouterr().out
-    for name in [*PopulationConfig.__dataclass_fields__, "plot"]:
-        assert f"--{name.replace('_', '-')}" in out
-
-
 def test_features_are_normalised_by_public_numbers():
     plain, other = (build_data(resolved(normalise=told)) for told in (None, "0.25,0.5"))
     seen = np.asarray(plain.features(plain.x_test))

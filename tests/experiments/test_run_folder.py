@@ -136,15 +136,6 @@ def test_more_rounds_are_the_longer_run_with_its_guarantee(data):
         fdp.resume("x", dpnfl(), data, rounds=4)
 
 
-# CI: test_resume_of_another_configuration_is_refused, tests/tools/cli/test_cli.py
-@pytest.mark.exhaustive
-def test_more_rounds_than_the_budget_was_found_for_are_refused(data):
-    fdp.run(dpnfl(), data, rounds=2, out="x", epsilon=8.0, delta=1e-3)
-    with pytest.raises(fdp.ConfigurationError, match="its noise was found for a budget"):
-        fdp.resume("x", dpnfl(), data, rounds=3)
-    assert fdp.open_run("x").config["rounds"] == 2
-
-
 @pytest.mark.slow
 def test_a_finished_run_is_left_as_it_is():
     configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
@@ -156,19 +147,6 @@ def test_a_finished_run_is_left_as_it_is():
         path: (path.stat().st_mtime_ns, path.read_bytes()) for path in pathlib.Path("x").rglob("*") if path.is_file()
     }
     assert before == after
-
-
-# CI: test_more_rounds_are_the_longer_run_with_its_guarantee; test_the_configuration_for_people_decides_nothing
-@pytest.mark.exhaustive
-def test_a_longer_run_goes_on_by_its_own_rounds_whatever_the_configuration_for_people():
-    configured.start(RunSpec.of(WORDS | {"out": "x", "noise_multiplier": 2.0}), QUIET)
-    old = pathlib.Path("x/config.toml").read_text()
-    fdp.resume("x", rounds=5)
-    pathlib.Path("x/config.toml").write_text(old)
-    assert fdp.resume("x").config["rounds"] == 5
-    pathlib.Path("x/result.json").unlink()
-    fdp.resume("x")
-    assert pathlib.Path("x/config.toml").read_text() == old
 
 
 @pytest.mark.slow
@@ -270,16 +248,6 @@ def test_the_configuration_for_people_decides_nothing():
     assert same(resumed.params, whole.params)
     assert (resumed.config, resumed.guarantee, resumed.history) == (whole.config, whole.guarantee, whole.history)
     assert file.read_text() == written
-
-
-# CI: test_a_configuration_that_was_edited_does_not_change_what_is_promised, tests/tools/cli/test_cli.py
-@pytest.mark.exhaustive
-def test_a_run_that_goes_on_keeps_what_people_wrote_into_the_configuration():
-    configured.start(RunSpec.of(WORDS | {"out": "x", "epsilon": None, "noise_multiplier": 2.0}), QUIET)
-    file = pathlib.Path("x/config.toml")
-    file.write_text(file.read_text() + "# mine\n")
-    fdp.resume("x", rounds=fdp.open_run("x").config["rounds"] + 1)
-    assert file.read_text().endswith("# mine\n")
 
 
 def test_other_versions_are_told(capsys):

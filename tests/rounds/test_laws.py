@@ -81,16 +81,3 @@ def test_interrupted_runs_with_memory_equal_uninterrupted_ones_bit_for_bit(entry
     rest = fdp.simulate(value, data, rounds=5, model=model, start=half.state)
     for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(rest.state), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.exhaustive  # CI: test_round.py and tests/execution/test_devices.py, of one entry
-@pytest.mark.parametrize("entry", ["dp_scaffold", "q_fedavg"])
-def test_chunks_and_devices_change_nothing_beyond_rounding(entry, data):
-    extra = {"clip_norm": 0.5, "noise_multiplier": 0.5} if entry == "dp_scaffold" else {}
-    value = CATALOGUE[entry].of({**{**COMMON, "cohort_size": 5}, **extra, "secure": True})
-    results = [
-        fdp.simulate(value, data, rounds=3, model=MODEL, execution=execution).params["Dense_0"]["kernel"]
-        for execution in (fdp.execution.Execution(), fdp.execution.Execution(chunk_size=2), fdp.execution.all_devices())
-    ]
-    for other in results[1:]:
-        np.testing.assert_allclose(results[0], other, rtol=1e-5, atol=1e-5)

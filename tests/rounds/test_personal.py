@@ -160,18 +160,6 @@ def test_two_models_in_one_clip_are_ditto_where_nothing_is_clipped_or_noised():
         close(*ends)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("entry", ["ditto", "mr_mtl", "fedper", "local"])
-def test_clients_alike_without_noise_are_federated_averaging(entry):
-    records = np.random.default_rng(1).normal(size=(5, 3)).astype(np.float32)
-    x, y = np.tile(records, (4, 1)), np.tile(np.arange(5, dtype=np.int32) % 3, 4)
-    data = fdp.federate(fdp.data.Dataset("alike", x, y, x, y, classes=3), np.split(np.arange(20), 4))
-    algorithm, plain = (fdp.CATALOGUE[name](**CLEAN) for name in (entry, "dp_fedavg_local"))
-    plain = fdp.dp_fedavg_local(**CLEAN, schedule="constant", l2=0.0)
-    shared = run(plain, data=data).params
-    close(own(algorithm, run(algorithm, data=data), data), jax.tree.map(lambda a: np.stack([a] * 4), shared))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", usual([*(name for name in PERSONAL if name != "finetune"), "scaffold"], ["apfl"]))
 def test_absent_clients_keep_their_rows_bit_for_bit(entry):

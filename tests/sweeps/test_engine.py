@@ -391,34 +391,6 @@ def test_a_function_of_the_axes_makes_the_algorithm(data):
     assert {record["status"] for record in found.records} == {"done"}
 
 
-@pytest.mark.exhaustive
-def test_a_sweep_over_a_value_goes_on_in_its_folder(data, tmp_path):
-    axes = {"learning_rate": [0.1, 0.3], "clip_norm": np.array([0.5, 1.0]), "batch_size": range(2, 4)}
-
-    def again(algorithm=None, **changes):
-        return fdp.sweep(
-            algorithm or dpnfl(),
-            data,
-            rounds=2,
-            model=MODEL,
-            delta=0.1,
-            progress=False,
-            out=tmp_path / "out",
-            axes=axes | changes,
-        )
-
-    first, path = again(), tmp_path / "out" / "points.jsonl"
-    lines = path.read_text().splitlines()
-    assert len({record["point"] for record in first.records}) == len(lines) == 8
-    path.write_text("\n".join(lines[:3]) + "\n")
-    second = again()
-    assert path.read_text().splitlines()[:3] == lines[:3]
-    assert [record["history"] for record in second.records] == [record["history"] for record in first.records]
-    assert "a folder of another sweep" in refusal(lambda: again(learning_rate=[0.1, 0.4]))
-    assert "a folder of another sweep" in refusal(lambda: again(dpnfl(local_steps=1)))
-    assert first.choosing == second.choosing
-
-
 FOUND = {"epsilon": 4.0, "delta": 0.1}
 BAD = [
     ({"axes": {"learning_rate": ["a"]}}, "learning_rate must be of the type of 0.3, got 'a'"),
