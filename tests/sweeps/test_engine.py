@@ -343,34 +343,17 @@ def test_every_entry_sweeps_over_its_learning_rate(entry, data):
 
 @pytest.mark.exhaustive
 def test_axes_name_fields_of_the_value_and_of_the_run(data):
-    found = fdp.sweep(
-        dpnfl(),
-        data,
-        rounds=2,
-        seeds=2,
-        delta=1e-2,
-        model=MODEL,
-        progress=False,
-        axes={"learning_rate": [0.1, 0.3], "epsilon": [2.0, 8.0], "batches.size": [2, 3]},
-    )
+    axes = {"learning_rate": [0.1, 0.3], "epsilon": [2.0, 8.0], "batches.size": [2, 3]}
+    found = fdp.sweep(dpnfl(), data, rounds=2, seeds=2, delta=1e-2, model=MODEL, progress=False, axes=axes)
     assert found.axes == ("learning_rate", "epsilon", "batches.size")
     assert len(found.records) == 16
     for record in found.records[::5]:
         values = record["values"]
-        run = fdp.run(
-            dpnfl(learning_rate=values["learning_rate"], batch_size=values["batches.size"]),
-            data,
-            rounds=2,
-            seed=values["seed"],
-            epsilon=values["epsilon"],
-            delta=1e-2,
-            model=MODEL,
-        )
+        algorithm = dpnfl(learning_rate=values["learning_rate"], batch_size=values["batches.size"])
+        words = {"seed": values["seed"], "epsilon": values["epsilon"], "delta": 1e-2, "model": MODEL}
+        run = fdp.run(algorithm, data, rounds=2, **words)
         assert record["history"][-1]["test_loss"] == run.test_loss
         assert record["guarantee"]["epsilon"] == run.guarantee.epsilon
-    assert len(found.table()) == 16 * 2
-    assert len(found.summary()) == 8
-    assert found.best("test_loss").values["learning_rate"] in (0.1, 0.3)
 
 
 @pytest.mark.exhaustive
@@ -378,15 +361,9 @@ def test_a_function_of_the_axes_makes_the_algorithm(data):
     def make(entry, clip_norm):
         return CATALOGUE[entry].of({**COMMON, "clip_norm": clip_norm, "noise_multiplier": 0.3})
 
-    found = fdp.sweep(
-        make,
-        lambda seed: ragged_data(SIZES, seed=seed),
-        rounds=1,
-        delta=0.1,
-        model=MODEL,
-        progress=False,
-        axes={"entry": ["dpnfl", "addpnfl"], "clip_norm": {"log": [0.1, 10.0], "points": 3}},
-    )
+    axes = {"entry": ["dpnfl", "addpnfl"], "clip_norm": {"log": [0.1, 10.0], "points": 3}}
+    words = {"rounds": 1, "delta": 0.1, "model": MODEL, "progress": False}
+    found = fdp.sweep(make, lambda seed: ragged_data(SIZES, seed=seed), axes=axes, **words)
     assert [record["values"]["clip_norm"] for record in found.records[:3]] == [0.1, 1.0, 10.0]
     assert {record["status"] for record in found.records} == {"done"}
 
@@ -398,19 +375,14 @@ BAD = [
     ({"axes": None}, "axes must be names with lists or ranges, got None"),
     ({"axes": {"clip_nrom": [1.0]}}, "did you mean clip_norm"),
     ({"axes": {"size": [2]}, "algorithm": fdp.fedavg(**COMMON)}, "say cohort.size or"),
-    (
-        {"axes": {"learning_rate": [0.1, -1.0]}},
-        "1 of 2 points cannot run: learning_rate=-1, seed=0: learning_rate",
-    ),
+    ({"axes": {"learning_rate": [0.1, -1.0]}}, "1 of 2 points cannot run: learning_rate=-1, seed=0: learning_rate"),
     ({"axes": {"epsilon": [1.0]}, "delta": None}, "delta must be given"),
     ({"axes": {"delta": [0.1, 0.2]}}, "delta must be left out where it is an axis, got 0.1"),
     ({"axes": {"noise_multiplier": [1.0]}} | FOUND, "noise_multiplier must be left out where epsilon finds the noise"),
-    (
-        {"data": fdp.data.Dataset("raw", *[np.zeros((2, 1))] * 4, 2)},
-        "data must be a fedjax_dp.data.FederatedData",
-    ),
+    ({"data": fdp.data.Dataset("raw", *[np.zeros((2, 1))] * 4, 2)}, "data must be a fedjax_dp.data.FederatedData"),
     ({"algorithm": "dpnfl"}, "algorithm must be an Algorithm, or a function that makes one, got str"),
     ({"algorithm": lambda learning_rate: None}, "must be one that returns an Algorithm, got NoneType"),
+    ({"search": "tpe"}, "search must be left out without trials"),
     ({"chunk_size": 0}, "chunk_size must be an integer of at least 1"),
     ({"evaluate_every": -1}, "evaluate_every must be an integer of at least 1"),
 ]

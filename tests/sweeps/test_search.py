@@ -142,7 +142,8 @@ def test_a_file_names_the_search_and_others_keep_their_digest(tmp_path):
 @with_optuna
 @pytest.mark.slow
 def test_python_searches_a_value_in_memory_and_in_a_folder_that_goes_on(tmp_path):
-    data, algorithm = ragged_data([4, 6, 5]), fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1)
+    data, words = ragged_data([4, 6, 5]), {"cohort_size": 2, "batch_size": 2, "local_steps": 1, "learning_rate": 0.1}
+    algorithm, other = fdp.fedavg(**words), fdp.fedavg(**words | {"local_steps": 2})
     axes = {"learning_rate": {"log": [0.01, 10.0]}}
     search = {"search": "tpe", "search_batch": 2, "axes": axes, "rounds": 1, "progress": False}
 
@@ -156,13 +157,7 @@ def test_python_searches_a_value_in_memory_and_in_a_folder_that_goes_on(tmp_path
     assert len(set(rates(whole))) == 4
     assert [record["history"] for record in more.records] == [record["history"] for record in whole.records]
     assert read_records(tmp_path / "x")[0]["points"] == 4
-
-
-def test_python_refuses_what_is_no_search():
-    algorithm = fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1)
-    options = {"rounds": 1, "axes": {"learning_rate": [0.1, 0.2]}, "search": "tpe", "progress": False}
-    words = refusal(lambda: fdp.sweep(algorithm, ragged_data([4, 6, 5]), **options))
-    assert "search must be left out without trials" in words
+    assert "a folder of another sweep" in refusal(fdp.sweep, other, data, trials=4, out=tmp_path / "x", **search)
 
 
 @with_optuna
