@@ -8,12 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import reference
 from helpers import GivenNoise, ragged_data, refusal, usual, with_given
 
 import fedjax_dp as fdp
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import logistic_regression
-from fedjax_dp.pytrees import equal
+from fedjax_dp.pytrees import equal, ravel
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.comparison import standing
 from fedjax_dp.rounds.metrics import PROBES, Evaluation, noise_to_signal
@@ -44,28 +45,24 @@ def data():
     return dataclasses.replace(toy, shares=shares, x_test=toy.x_test[:49], y_test=toy.y_test[:49], test_clients=owners)
 
 
-def softmax(params, x):
-    scores = np.asarray(x, float) @ np.asarray(params["Dense_0"]["kernel"], float)
-    scores = scores + np.asarray(params["Dense_0"]["bias"], float)
-    scores = np.exp(scores - scores.max(-1, keepdims=True))
-    return scores / scores.sum(-1, keepdims=True)
+PROBLEM = reference.softmax_problem(3, 3)
 
 
-def gradient(params, x, y):
-    """Loss and flat gradient of one record."""
-    p = softmax(params, x)
-    error = p - np.eye(3)[y]
-    return -np.log(p[y]), np.concatenate([error, np.outer(np.asarray(x, float), error).ravel()])
+def flat(params):
+    return np.asarray(ravel(params)[0], float)
 
 
-def by_client(params, data):
-    """Mean loss and mean gradient of every client, by loops."""
-    losses, gradients = [], []
-    for offset, size in zip(data.offsets, data.sizes, strict=True):
-        rows = [gradient(params, data.x[r], data.y[r]) for r in range(offset, offset + size)]
-        losses.append(np.mean([loss for loss, _ in rows]))
-        gradients.append(np.mean([g for _, g in rows], axis=0))
+def by_client(params, data, of=lambda gradients: gradients):
+    """Mean loss and mean gradient of every client, by loops; `of` the gradients of its records."""
+    parts = [slice(o, o + n) for o, n in zip(data.offsets, data.sizes, strict=True)]
+    losses = [PROBLEM.losses(flat(params), data.x[part], data.y[part]).mean() for part in parts]
+    gradients = [of(PROBLEM.gradients(flat(params), data.x[part], data.y[part])).mean(0) for part in parts]
     return np.array(losses), np.array(gradients)
+
+
+def is_right(params, x, y):
+    w = flat(params)
+    return np.argmax(w[:3] + np.asarray(x, float) @ w[3:].reshape(3, 3), -1) == y
 
 
 @pytest.mark.usefixtures("float32_products")
@@ -74,8 +71,7 @@ def test_accuracy_and_loss_equal_the_loops_whatever_the_blocks(data, rows, monke
     monkeypatch.setattr(metrics, "ROWS", rows)
     params = params_of()
     scores = metrics.evaluate.__wrapped__(params, jax.tree.map(jnp.asarray, data), model=MODEL)
-    right = [np.argmax(softmax(params, x)) == y for x, y in zip(data.x_test, data.y_test, strict=True)]
-    losses = [gradient(params, x, y)[0] for x, y in zip(data.x_test, data.y_test, strict=True)]
+    right, losses = is_right(params, data.x_test, data.y_test), PROBLEM.losses(flat(params), data.x_test, data.y_test)
     assert metrics.values_of(Classes(), scores, data) == {"accuracy": pytest.approx(np.mean(right), abs=1e-6)}
     assert float(scores.sums["loss"]) == pytest.approx(np.sum(losses), rel=1e-5)
     expected = [sum(r for r, c in zip(right, data.test_clients, strict=True) if c == k) for k in range(len(SIZES))]
@@ -89,7 +85,7 @@ def test_a_client_without_test_records_has_no_accuracy_and_is_left_out(data):
     for client in range(len(SIZES)):
         mine = np.flatnonzero(np.asarray(data.test_clients) == client)
         if mine.size:
-            known.append(np.mean([np.argmax(softmax(params, data.x_test[r])) == data.y_test[r] for r in mine]))
+            known.append(np.mean(is_right(params, data.x_test[mine], data.y_test[mine])))
     spread = standing(found, np.bincount(data.test_clients, minlength=len(SIZES)))
     assert spread.mean == pytest.approx(np.mean(known))
     assert spread.worst_tenth == pytest.approx(min(known))  # nine clients: one is the worst tenth
@@ -185,11 +181,8 @@ def test_a_metric_that_is_not_finite_is_none(data):
 
 def clipped_means(data, clip_norm):
     """Every client's mean clipped gradient at the start, where all parameters are zero."""
-    start, means = jax.tree.map(np.zeros_like, params_of()), []
-    for offset, size in zip(data.offsets, data.sizes, strict=True):
-        rows = [gradient(start, data.x[r], data.y[r])[1] for r in range(offset, offset + size)]
-        means.append(np.mean([g * min(1, clip_norm / np.linalg.norm(g)) for g in rows], axis=0))
-    return np.array(means)
+    zeros = jax.tree.map(jnp.zeros_like, params_of())
+    return by_client(zeros, data, lambda each: np.array([reference.clip_to(g, clip_norm) for g in each]))[1]
 
 
 @pytest.mark.slow
