@@ -27,6 +27,19 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run of a configuration."""
+    folder = tmp_path_factory.mktemp("runs") / "x"
+    configured.start(RunSpec.of(WORDS | {"out": str(folder)}), QUIET)
+    return folder
+
+
+@pytest.fixture
+def x(finished):
+    shutil.copytree(finished, "x")
+
+
 def in_turns(data, out, stop, **words):
     with pytest.raises(Stopped):
         fdp.run(dpnfl(), data, out=out, callbacks=[stop_at(stop)], **words)
@@ -134,16 +147,14 @@ def test_more_rounds_are_the_longer_run_with_its_guarantee(data):
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_left_as_it_is():
-    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
-    before = {
-        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in pathlib.Path("x").rglob("*") if path.is_file()
-    }
+def test_a_finished_run_is_left_as_it_is(x):
+    def seen():
+        files = [path for path in pathlib.Path("x").rglob("*") if path.is_file()]
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+    before = seen()
     assert fdp.resume("x").finished
-    after = {
-        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in pathlib.Path("x").rglob("*") if path.is_file()
-    }
-    assert before == after
+    assert seen() == before
 
 
 @pytest.mark.slow
@@ -192,9 +203,7 @@ def test_a_promise_is_never_of_fewer_rounds_wherever_a_longer_run_is_killed(data
 
 
 @pytest.mark.slow
-def test_what_was_changed_is_named(data):
-    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
-
+def test_what_was_changed_is_named(x):
     def refused(file, change):
         shutil.copytree("x", "y")
         path = pathlib.Path("y") / file
@@ -220,8 +229,7 @@ def test_what_was_changed_is_named(data):
     assert "y/guarantee.json must be" in refused("guarantee.json", lambda _: json.dumps(other))
 
 
-def test_a_run_that_names_a_retired_option_is_refused_in_one_line_that_says_so():
-    configured.start(RunSpec.of(WORDS | {"rounds": 1, "out": "x"}), QUIET)
+def test_a_run_that_names_a_retired_option_is_refused_in_one_line_that_says_so(x):
     about = json.loads(pathlib.Path("x/run.json").read_text())
     about["config"]["start_clients"] = "same"
     run_folder.RUN_FOLDER.write(pathlib.Path("x"), about)
@@ -231,8 +239,7 @@ def test_a_run_that_names_a_retired_option_is_refused_in_one_line_that_says_so()
         assert "got 'start_clients'; drop it: equal names or equal records" in refusal(read, "x")
 
 
-def test_the_configuration_for_people_decides_nothing():
-    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
+def test_the_configuration_for_people_decides_nothing(x):
     whole, file = fdp.open_run("x"), pathlib.Path("x/config.toml")
     written = file.read_text()
     assert written.startswith("# For people and for new runs. This one goes on by run.json")
@@ -247,8 +254,7 @@ def test_the_configuration_for_people_decides_nothing():
     assert file.read_text() == written
 
 
-def test_other_versions_are_told(capsys):
-    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
+def test_other_versions_are_told(x, capsys):
     pathlib.Path("x/result.json").unlink()
     about = json.loads(pathlib.Path("x/run.json").read_text())
     about["versions"]["jax"] = "0.1"
