@@ -83,8 +83,7 @@ def test_a_folder_of_two_runs_or_of_half_a_one_is_not_opened(data):
             fdp.open_run(f"a {name}")
         if name not in ("metrics.json", "run.json"):
             pathlib.Path(f"a {name}", name).unlink()
-            with pytest.raises(errors.ConfigurationError, match=name):
-                fdp.open_run(f"a {name}")
+            assert name in refusal(fdp.open_run, f"a {name}")
 
 
 @pytest.mark.slow
@@ -125,10 +124,10 @@ def test_a_run_of_values_goes_on_with_the_same_values_only(data):
         ((dpnfl(batch_size=11), data), "algorithm of the run must be unchanged"),
         ((dpnfl(), fdp.federate(fdp.load("digits"), np.array_split(np.arange(1000), 10))), "data of the run"),
     ):
-        with pytest.raises(fdp.ConfigurationError, match=told):
-            fdp.resume("x", *given)
-    with pytest.raises(fdp.ConfigurationError, match="model of the run must be unchanged"):
-        fdp.resume("x", dpnfl(), data, model=fdp.mlp(data.record_shape, data.classes))
+        assert told in refusal(fdp.resume, "x", *given)
+    assert "model of the run must be unchanged" in refusal(
+        fdp.resume, "x", dpnfl(), data, model=fdp.mlp(data.record_shape, data.classes)
+    )
 
 
 @pytest.mark.slow
@@ -142,8 +141,7 @@ def test_more_rounds_are_the_longer_run_with_its_guarantee(data):
     assert longer.config["rounds"] == 5
     again = fdp.resume("x", dpnfl(), data)  # finished, and not refused
     assert again.history == longer.history
-    with pytest.raises(fdp.ConfigurationError, match="at least 5"):
-        fdp.resume("x", dpnfl(), data, rounds=4)
+    assert "at least 5" in refusal(fdp.resume, "x", dpnfl(), data, rounds=4)
 
 
 @pytest.mark.slow
@@ -168,8 +166,7 @@ def test_a_run_that_was_killed_before_it_began_says_so_and_starts_in_its_folder(
     pathlib.Path("x/run.json.part").write_text('{"con')
     told = "got x, where nothing was stored before the run was stopped; start it again in the same folder"
     for go_on in (fdp.open_run, lambda folder: fdp.resume(folder, dpnfl(), data)):
-        with pytest.raises(fdp.ConfigurationError, match=told):
-            go_on("x")
+        assert told in refusal(go_on, "x")
     again = fdp.run(dpnfl(), data, out="x", **words)
     assert same(again.params, whole.params)
     assert {path.name for path in pathlib.Path("x").iterdir()} == {
@@ -285,8 +282,7 @@ def test_folders_of_others_are_not_written_to(data):
     pathlib.Path("file").write_text("")
     pathlib.Path("dangling").symlink_to("nowhere")
     for out in ("full", "file", "dangling"):
-        with pytest.raises(fdp.ConfigurationError, match="out must be a new or empty folder"):
-            fdp.run(dpnfl(), data, rounds=1, out=out, delta=1e-3)
+        assert "out must be a new or empty folder" in refusal(fdp.run, dpnfl(), data, rounds=1, out=out, delta=1e-3)
     assert sorted(path.name for path in pathlib.Path().rglob("*")) == ["dangling", "file", "full", "mine"]
 
 
@@ -298,11 +294,9 @@ def test_parameters_are_exported_by_name(data):
         held = read(saved.export(file))
         assert set(held) - {"__ledger__"} == set(named)
         assert all(np.array_equal(held[name], value) for name, value in named.items())
-        with pytest.raises(fdp.ConfigurationError, match="a new file"):
-            saved.export(file)
+        assert "a new file" in refusal(saved.export, file)
     for bad in ("p.pt", "absent/p.npz", "p"):
-        with pytest.raises(fdp.ConfigurationError, match="file of parameters must be"):
-            saved.export(bad)
+        assert "file of parameters must be" in refusal(saved.export, bad)
     assert not pathlib.Path("absent").exists()
 
 
@@ -373,10 +367,8 @@ def test_a_callback_that_fails_is_told_once_and_the_run_goes_on(data):
         result = fdp.run(dpnfl(), data, rounds=3, evaluate_every=1, delta=1e-3, callbacks=[fails])
     assert (len(calls), len(result.history)) == (1, 3)
     for none in (3, Told):
-        with pytest.raises(fdp.ConfigurationError, match="callback must be"):
-            fdp.run(dpnfl(), data, rounds=1, callbacks=[none])
+        assert "callback must be" in refusal(fdp.run, dpnfl(), data, rounds=1, callbacks=[none])
 
 
 def test_a_file_that_holds_no_guarantee_is_refused():
-    with pytest.raises(fdp.ConfigurationError, match="a saved Guarantee must be"):
-        Guarantee.from_full_dict({"delta": 1.0})
+    assert "a saved Guarantee must be" in refusal(Guarantee.from_full_dict, {"delta": 1.0})

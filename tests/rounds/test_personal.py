@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import QuadraticModel, next_state, ragged_data, states_of, target_data, thinned, usual
+from helpers import QuadraticModel, next_state, ragged_data, refusal, states_of, target_data, thinned, usual
 
 import fedjax_dp as fdp
-from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.inspection import flow
 from fedjax_dp.parts import OwnPart
@@ -269,8 +268,7 @@ def test_models_that_say_of_a_gradient_that_it_stays_are_not_believed(kind, clea
     right = fdp.algorithms.ditto(**NOISY)
     models = kind(pull=right.local.models.pull, steps=2, clean=clean)
     wrong = dataclasses.replace(right, local=dataclasses.replace(right.local, models=models))
-    with pytest.raises(ConfigurationError, match="past what is accounted for"):
-        fdp.guarantee(wrong, DATA, rounds=3, delta=1e-3, model=MODEL)
+    assert "past what is accounted for" in refusal(fdp.guarantee, wrong, DATA, rounds=3, delta=1e-3, model=MODEL)
 
 
 @value
@@ -282,13 +280,13 @@ class Hiding(fdp.parts.ModelBeside):
 
 REFUSED = [
     ("fedper", {"head": "Dense_7"}, "head must be patterns of parameter paths, got 'Dense_7', which matches nothing"),
-    ("fedper", {"head": "**"}, "head must be some of the parameters, got '..', which is all parameters"),
+    ("fedper", {"head": "**"}, "head must be some of the parameters, got '**', which is all parameters"),
     ("mr_mtl", {"strength": -1.0}, "strength must be zero or positive"),
     ("mr_mtl", {"strength": "validation"}, "strength must be a number"),
     ("ditto", {"personal_noise": -0.5}, "personal_noise must be zero or positive"),
     ("ditto", {"personal_steps": 0}, "personal_steps must be"),
     ("ditto", {"noise_on": "clients", "personal_noise": 0.5}, "left out with noise_on clients"),
-    ("apfl", {"alpha": 1.5}, r"alpha must be in \[0, 1\]"),
+    ("apfl", {"alpha": 1.5}, "alpha must be in [0, 1]"),
     ("ifca", {"noise_on": "clients"}, "option must be one of"),
     ("ifca", {"clusters": 0}, "clusters must be"),
     ("ifca", {"loss_bound": 0.0}, "loss_bound must be positive"),
@@ -298,32 +296,24 @@ REFUSED = [
 
 @pytest.mark.parametrize(("entry", "options", "told"), REFUSED)
 def test_what_cannot_be_meant_is_refused_in_one_line(entry, options, told):
-    with pytest.raises(ConfigurationError, match=told) as caught:
-        fdp.simulate(fdp.CATALOGUE[entry](**NOISY, **options), DATA, rounds=2, model=MODEL)
-    assert "\n" not in str(caught.value)
+    assert told in refusal(lambda: fdp.simulate(fdp.CATALOGUE[entry](**NOISY, **options), DATA, rounds=2, model=MODEL))
 
 
 def test_noise_for_a_budget_needs_a_view_in_which_something_is_released():
     alone = fdp.algorithms.local(**NOISY)
-    with pytest.raises(ConfigurationError, match="view must be one in which records are released, got uploads"):
-        fdp.calibrate(alone, DATA, rounds=2, epsilon=2.0, delta=1e-3, view="uploads")
+    assert "view must be one in which records are released, got uploads" in refusal(
+        fdp.calibrate, alone, DATA, rounds=2, epsilon=2.0, delta=1e-3, view="uploads"
+    )
     found = fdp.calibrate(alone, DATA, rounds=2, epsilon=2.0, delta=1e-3)
     assert fdp.guarantee(found, DATA, rounds=2, delta=1e-3).view is fdp.accounting.View.DEPLOYED
 
 
 def test_clean_gradients_that_act_on_updates_and_noise_on_uploads_are_refused():
     right = fdp.algorithms.mr_mtl(**NOISY)
-    for models, told in (
-        (
-            Hiding(pull=right.local.models.pull, clean=True),
-            "noise on the personal part must be that of the shared steps",
-        ),
-        (fdp.parts.OwnModel(clean=True), "noise on the personal part must be that of the shared"),
-    ):
+    told = "noise on the personal part must be that of the shared steps"
+    for models in (Hiding(pull=right.local.models.pull, clean=True), fdp.parts.OwnModel(clean=True)):
         wrong = dataclasses.replace(right, local=dataclasses.replace(right.local, models=models))
-        with pytest.raises(ConfigurationError, match=told):
-            fdp.simulate(wrong, DATA, rounds=2, model=MODEL)
+        assert told in refusal(fdp.simulate, wrong, DATA, rounds=2, model=MODEL)
     noisy = fdp.dp_fedavg_output(**NOISY, schedule="constant")
     wrong = dataclasses.replace(noisy, local=fdp.parts.PersonalSgd(**vars(noisy.local), models=fdp.parts.OwnModel()))
-    with pytest.raises(ConfigurationError, match="nothing under noise on the upload"):
-        fdp.simulate(wrong, DATA, rounds=2, model=MODEL)
+    assert "nothing under noise on the upload" in refusal(fdp.simulate, wrong, DATA, rounds=2, model=MODEL)

@@ -5,11 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from helpers import ragged_data, usual
+from helpers import ragged_data, refusal, usual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedjax_dp import algorithms, errors, prng
+from fedjax_dp import algorithms, prng
 from fedjax_dp.execution import mesh
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts import aggregation, cohorts
@@ -292,10 +292,7 @@ BAD = [
 @pytest.mark.parametrize(("changes", "words"), BAD)
 def test_wrong_settings_are_refused_before_anything_compiles(data, changes, words):
     before = simulation.advance._cache_size()
-    with pytest.raises(errors.ConfigurationError) as caught:
-        simulation.simulate(algorithms.dpnfl(**settings_of(**changes)), data, rounds=2)
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert words in refusal(lambda: simulation.simulate(algorithms.dpnfl(**settings_of(**changes)), data, rounds=2))
     assert simulation.advance._cache_size() == before
 
 

@@ -130,8 +130,9 @@ def test_summary_of_one_metric_and_one_seed():
     assert frame["test_loss_mean"].tolist() == [1.9, 1.7]
     assert frame[["test_loss_std", "test_loss_low", "test_loss_high"]].isna().all(axis=None)
     assert not any(name.startswith("test_accuracy") for name in frame.columns)
-    with pytest.raises(errors.ConfigurationError, match="did you mean test_loss"):
-        table.summary(grid([0.1], [7], lambda rate, seed: rate), AXES, "test_los")
+    assert "did you mean test_loss" in refusal(
+        table.summary, grid([0.1], [7], lambda rate, seed: rate), AXES, "test_los"
+    )
 
 
 def test_a_seed_counts_once_however_often_it_was_drawn():
@@ -186,8 +187,9 @@ def test_best_under_a_limit_looks_at_the_largest_proved_epsilon():
         table.best(records, ["epsilon"], epsilon_at_most=0.1)
     public = [point(0, {"epsilon": None, "seed": 0}, epsilon=math.inf)]
     assert table.best(public, ["epsilon"]).guarantee_epsilon == math.inf
-    with pytest.raises(errors.ConfigurationError, match="1 setting left out: 1 without a Guarantee"):
-        table.best([point(0, {"epsilon": 1.0, "seed": 0}, epsilon=None)], ["epsilon"], epsilon_at_most=1.0)
+    assert "1 setting left out: 1 without a Guarantee" in refusal(
+        table.best, [point(0, {"epsilon": 1.0, "seed": 0}, epsilon=None)], ["epsilon"], epsilon_at_most=1.0
+    )
 
 
 @pytest.mark.parametrize(
