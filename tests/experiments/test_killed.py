@@ -160,75 +160,8 @@ def test_what_is_killed_at_random_moments_ends_like_what_was_left_alone(what, ki
     assert 0 < sum(not one for _, stored in found.values() for one in stored) < 2 * kills
 
 
-def begin(commands, where):
-    where.mkdir(exist_ok=True)
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    return [subprocess.Popen(command, cwd=where, **quiet) for command in commands]
-
-
-def pair(command, where, kill, draw, seconds):
-    """Two processes at once, one of which may be killed: exit code and last words of each."""
-    processes = begin([command] * 2, where)
-    if kill:
-        time.sleep(draw.random() * seconds)
-        draw.choice(processes).kill()
-    said = [process.communicate(timeout=300)[1] for process in processes]
-    return [(process.returncode, words) for process, words in zip(processes, said, strict=True)]
-
-
-def one_or_both(ends, refused):
-    """As `one_winner`, but the second may find the run finished by the first, or that the first was killed."""
-    if [code for code, _ in ends] != [0, 0]:
-        one_winner(ends, refused)
-
-
-TAKEN = re.compile(r"(out|resume) must be (free|a new or empty folder), got out")
-
-
-def one_winner(ends, refused):
-    """One ends well, or is killed; the other is refused in one line, with the exit code `refused`."""
-    for code, said in ends:
-        assert code in (0, refused, -signal.SIGKILL), said
-        if code == refused:
-            assert TAKEN.search(said.strip().splitlines()[-1]), said
-        assert refused == 1 or "Traceback" not in said  # Python's own, where an error ends a program of the user's
-    codes = [code for code, _ in ends]
-    assert codes.count(refused) < 2, ends
-    assert -signal.SIGKILL in codes or sorted(codes) == [0, refused], ends
-
-
-@pytest.mark.parametrize(
-    ("name", "pairs", "rounds"),
-    [
-        pytest.param("run of the command line", 1, 6, marks=pytest.mark.slow),
-        pytest.param("run of the command line", 20, 50, marks=pytest.mark.exhaustive),
-        pytest.param("run of Python", 20, 50, marks=pytest.mark.exhaustive),
-    ],
-)
-def test_of_two_that_start_or_resume_at_once_one_wins_and_nothing_is_lost(name, pairs, rounds):
-    way, draw, whole = WAYS[name], random.Random(pairs), pathlib.Path("whole")
-    pathlib.Path("run.toml").write_text(f"{OPTIONS}rounds = {rounds}\nevaluate_every = 3\ncheckpoint_every = 1\n")
-    refused = 1 if "Python" in name else 2
-    seconds, code, said = live(way.start, whole)
-    assert code == 0, said
-    if pairs > 1:  # one of the second is killed, while its programs are compiled already
-        seconds, code, said = live(way.start, pathlib.Path("again"))
-        assert code == 0, said
-    for number in range(pairs):
-        where = pathlib.Path(f"pair {number}")
-        ends = pair(way.start, where, number % 2, draw, seconds)
-        one_winner(ends, refused)
-        if 0 not in [code for code, _ in ends]:  # the winner was killed: so is who resumes, once, and then it ends
-            for kill in (True, False):
-                ends = pair(way.go_on, where, kill, draw, seconds)
-                if not any(NOTHING.search(said) for _, said in ends):
-                    one_or_both(ends, refused)
-                if any(NOTHING.search(said) for _, said in ends):  # the kill came before anything was stored
-                    shutil.rmtree(where)
-                    ends = pair(way.start, where, False, draw, seconds)
-                if 0 in [code for code, _ in ends]:
-                    break
-        same_run(whole / "out", where / "out")
+# CI: test_a_folder_that_is_written_is_refused_and_its_run_ends_as_if_nothing_had_been, test_run_folder.py, and
+# test_of_many_that_begin_at_once_one_has_the_folder_whoever_fails, tests/test_folders.py
 
 
 class States:

@@ -8,6 +8,7 @@ import shutil
 
 import numpy as np
 import pytest
+from helpers import refusal
 from small_runs import Stopped, dpnfl, stop_at
 
 import fedjax_dp as fdp
@@ -184,8 +185,7 @@ def test_a_halted_run_equals_the_run_of_so_many_rounds_bit_for_bit_and_goes_on_a
     last = read_ledger(tmp_path / "a").lines[-1]
     assert (last["halt"], last["budget"], last["left"] >= 0) == ("budget", budget, True)
     assert resumed.result["spending"]["rounds_wanted"] == 50
-    with pytest.raises(fdp.ConfigurationError, match="after which the budget is spent, got 60"):
-        fdp.resume(tmp_path / "a", dpnfl(), data, rounds=60)
+    assert "after which the budget is spent, got 60" in refusal(fdp.resume, tmp_path / "a", dpnfl(), data, rounds=60)
 
 
 @pytest.mark.slow

@@ -27,6 +27,19 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a finished run of a configuration."""
+    folder = tmp_path_factory.mktemp("runs") / "x"
+    configured.start(RunSpec.of(WORDS | {"out": str(folder)}), QUIET)
+    return folder
+
+
+@pytest.fixture
+def x(finished):
+    shutil.copytree(finished, "x")
+
+
 def in_turns(data, out, stop, **words):
     with pytest.raises(Stopped):
         fdp.run(dpnfl(), data, out=out, callbacks=[stop_at(stop)], **words)
@@ -42,10 +55,7 @@ def test_a_folder_that_is_written_is_refused_and_its_run_ends_as_if_nothing_had_
     refused = []
 
     def others(evaluation):
-        for other in (
-            lambda: fdp.run(dpnfl(), data, out="a", **words),
-            lambda: fdp.resume("a", dpnfl(), data),
-        ):
+        for other in (lambda: fdp.run(dpnfl(), data, out="a", **words), lambda: fdp.resume("a", dpnfl(), data)):
             try:
                 other()
             except errors.ConfigurationError as error:
@@ -73,8 +83,7 @@ def test_a_folder_of_two_runs_or_of_half_a_one_is_not_opened(data):
             fdp.open_run(f"a {name}")
         if name not in ("metrics.json", "run.json"):
             pathlib.Path(f"a {name}", name).unlink()
-            with pytest.raises(errors.ConfigurationError, match=name):
-                fdp.open_run(f"a {name}")
+            assert name in refusal(fdp.open_run, f"a {name}")
 
 
 @pytest.mark.slow
@@ -115,10 +124,10 @@ def test_a_run_of_values_goes_on_with_the_same_values_only(data):
         ((dpnfl(batch_size=11), data), "algorithm of the run must be unchanged"),
         ((dpnfl(), fdp.federate(fdp.load("digits"), np.array_split(np.arange(1000), 10))), "data of the run"),
     ):
-        with pytest.raises(fdp.ConfigurationError, match=told):
-            fdp.resume("x", *given)
-    with pytest.raises(fdp.ConfigurationError, match="model of the run must be unchanged"):
-        fdp.resume("x", dpnfl(), data, model=fdp.mlp(data.record_shape, data.classes))
+        assert told in refusal(fdp.resume, "x", *given)
+    assert "model of the run must be unchanged" in refusal(
+        fdp.resume, "x", dpnfl(), data, model=fdp.mlp(data.record_shape, data.classes)
+    )
 
 
 @pytest.mark.slow
@@ -132,43 +141,18 @@ def test_more_rounds_are_the_longer_run_with_its_guarantee(data):
     assert longer.config["rounds"] == 5
     again = fdp.resume("x", dpnfl(), data)  # finished, and not refused
     assert again.history == longer.history
-    with pytest.raises(fdp.ConfigurationError, match="at least 5"):
-        fdp.resume("x", dpnfl(), data, rounds=4)
-
-
-# CI: test_resume_of_another_configuration_is_refused, tests/tools/cli/test_cli.py
-@pytest.mark.exhaustive
-def test_more_rounds_than_the_budget_was_found_for_are_refused(data):
-    fdp.run(dpnfl(), data, rounds=2, out="x", epsilon=8.0, delta=1e-3)
-    with pytest.raises(fdp.ConfigurationError, match="its noise was found for a budget"):
-        fdp.resume("x", dpnfl(), data, rounds=3)
-    assert fdp.open_run("x").config["rounds"] == 2
+    assert "at least 5" in refusal(fdp.resume, "x", dpnfl(), data, rounds=4)
 
 
 @pytest.mark.slow
-def test_a_finished_run_is_left_as_it_is():
-    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
-    before = {
-        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in pathlib.Path("x").rglob("*") if path.is_file()
-    }
+def test_a_finished_run_is_left_as_it_is(x):
+    def seen():
+        files = [path for path in pathlib.Path("x").rglob("*") if path.is_file()]
+        return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+    before = seen()
     assert fdp.resume("x").finished
-    after = {
-        path: (path.stat().st_mtime_ns, path.read_bytes()) for path in pathlib.Path("x").rglob("*") if path.is_file()
-    }
-    assert before == after
-
-
-# CI: test_more_rounds_are_the_longer_run_with_its_guarantee; test_the_configuration_for_people_decides_nothing
-@pytest.mark.exhaustive
-def test_a_longer_run_goes_on_by_its_own_rounds_whatever_the_configuration_for_people():
-    configured.start(RunSpec.of(WORDS | {"out": "x", "noise_multiplier": 2.0}), QUIET)
-    old = pathlib.Path("x/config.toml").read_text()
-    fdp.resume("x", rounds=5)
-    pathlib.Path("x/config.toml").write_text(old)
-    assert fdp.resume("x").config["rounds"] == 5
-    pathlib.Path("x/result.json").unlink()
-    fdp.resume("x")
-    assert pathlib.Path("x/config.toml").read_text() == old
+    assert seen() == before
 
 
 @pytest.mark.slow
@@ -182,8 +166,7 @@ def test_a_run_that_was_killed_before_it_began_says_so_and_starts_in_its_folder(
     pathlib.Path("x/run.json.part").write_text('{"con')
     told = "got x, where nothing was stored before the run was stopped; start it again in the same folder"
     for go_on in (fdp.open_run, lambda folder: fdp.resume(folder, dpnfl(), data)):
-        with pytest.raises(fdp.ConfigurationError, match=told):
-            go_on("x")
+        assert told in refusal(go_on, "x")
     again = fdp.run(dpnfl(), data, out="x", **words)
     assert same(again.params, whole.params)
     assert {path.name for path in pathlib.Path("x").iterdir()} == {
@@ -217,9 +200,7 @@ def test_a_promise_is_never_of_fewer_rounds_wherever_a_longer_run_is_killed(data
 
 
 @pytest.mark.slow
-def test_what_was_changed_is_named(data):
-    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
-
+def test_what_was_changed_is_named(x):
     def refused(file, change):
         shutil.copytree("x", "y")
         path = pathlib.Path("y") / file
@@ -245,8 +226,7 @@ def test_what_was_changed_is_named(data):
     assert "y/guarantee.json must be" in refused("guarantee.json", lambda _: json.dumps(other))
 
 
-def test_a_run_that_names_a_retired_option_is_refused_in_one_line_that_says_so():
-    configured.start(RunSpec.of(WORDS | {"rounds": 1, "out": "x"}), QUIET)
+def test_a_run_that_names_a_retired_option_is_refused_in_one_line_that_says_so(x):
     about = json.loads(pathlib.Path("x/run.json").read_text())
     about["config"]["start_clients"] = "same"
     run_folder.RUN_FOLDER.write(pathlib.Path("x"), about)
@@ -256,8 +236,7 @@ def test_a_run_that_names_a_retired_option_is_refused_in_one_line_that_says_so()
         assert "got 'start_clients'; drop it: equal names or equal records" in refusal(read, "x")
 
 
-def test_the_configuration_for_people_decides_nothing():
-    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
+def test_the_configuration_for_people_decides_nothing(x):
     whole, file = fdp.open_run("x"), pathlib.Path("x/config.toml")
     written = file.read_text()
     assert written.startswith("# For people and for new runs. This one goes on by run.json")
@@ -272,18 +251,7 @@ def test_the_configuration_for_people_decides_nothing():
     assert file.read_text() == written
 
 
-# CI: test_a_configuration_that_was_edited_does_not_change_what_is_promised, tests/tools/cli/test_cli.py
-@pytest.mark.exhaustive
-def test_a_run_that_goes_on_keeps_what_people_wrote_into_the_configuration():
-    configured.start(RunSpec.of(WORDS | {"out": "x", "epsilon": None, "noise_multiplier": 2.0}), QUIET)
-    file = pathlib.Path("x/config.toml")
-    file.write_text(file.read_text() + "# mine\n")
-    fdp.resume("x", rounds=fdp.open_run("x").config["rounds"] + 1)
-    assert file.read_text().endswith("# mine\n")
-
-
-def test_other_versions_are_told(capsys):
-    configured.start(RunSpec.of(WORDS | {"out": "x"}), QUIET)
+def test_other_versions_are_told(x, capsys):
     pathlib.Path("x/result.json").unlink()
     about = json.loads(pathlib.Path("x/run.json").read_text())
     about["versions"]["jax"] = "0.1"
@@ -314,8 +282,7 @@ def test_folders_of_others_are_not_written_to(data):
     pathlib.Path("file").write_text("")
     pathlib.Path("dangling").symlink_to("nowhere")
     for out in ("full", "file", "dangling"):
-        with pytest.raises(fdp.ConfigurationError, match="out must be a new or empty folder"):
-            fdp.run(dpnfl(), data, rounds=1, out=out, delta=1e-3)
+        assert "out must be a new or empty folder" in refusal(fdp.run, dpnfl(), data, rounds=1, out=out, delta=1e-3)
     assert sorted(path.name for path in pathlib.Path().rglob("*")) == ["dangling", "file", "full", "mine"]
 
 
@@ -327,11 +294,9 @@ def test_parameters_are_exported_by_name(data):
         held = read(saved.export(file))
         assert set(held) - {"__ledger__"} == set(named)
         assert all(np.array_equal(held[name], value) for name, value in named.items())
-        with pytest.raises(fdp.ConfigurationError, match="a new file"):
-            saved.export(file)
+        assert "a new file" in refusal(saved.export, file)
     for bad in ("p.pt", "absent/p.npz", "p"):
-        with pytest.raises(fdp.ConfigurationError, match="file of parameters must be"):
-            saved.export(bad)
+        assert "file of parameters must be" in refusal(saved.export, bad)
     assert not pathlib.Path("absent").exists()
 
 
@@ -402,15 +367,8 @@ def test_a_callback_that_fails_is_told_once_and_the_run_goes_on(data):
         result = fdp.run(dpnfl(), data, rounds=3, evaluate_every=1, delta=1e-3, callbacks=[fails])
     assert (len(calls), len(result.history)) == (1, 3)
     for none in (3, Told):
-        with pytest.raises(fdp.ConfigurationError, match="callback must be"):
-            fdp.run(dpnfl(), data, rounds=1, callbacks=[none])
+        assert "callback must be" in refusal(fdp.run, dpnfl(), data, rounds=1, callbacks=[none])
 
 
-def test_guarantees_come_back_from_files(data):
-    for made in (
-        fdp.guarantee(dpnfl(), data, rounds=2, delta=1e-3),
-        fdp.guarantee(fdp.fedavg(cohort_size=5, batch_size=10, local_steps=1, learning_rate=0.1), data, rounds=2),
-    ):
-        assert Guarantee.from_full_dict(json.loads(json.dumps(made.to_full_dict()))) == made
-    with pytest.raises(fdp.ConfigurationError, match="a saved Guarantee must be"):
-        Guarantee.from_full_dict({"delta": 1.0})
+def test_a_file_that_holds_no_guarantee_is_refused():
+    assert "a saved Guarantee must be" in refusal(Guarantee.from_full_dict, {"delta": 1.0})

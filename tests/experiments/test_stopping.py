@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from helpers import ragged_data, target_data
+from helpers import ragged_data, refusal, target_data
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting.accountants import epsilons_of
@@ -54,8 +54,7 @@ def test_a_stop_by_public_records_is_free_and_its_claim_is_that_of_all_rounds(st
     assert result.guarantee.epsilons == whole.epsilons
     ledger = read_ledger(folder)
     assert max(epsilons_of(ledger.events(), DELTA)) < whole.epsilon  # the wrong program: its rounds read as planned
-    with pytest.raises(fdp.ConfigurationError, match="one of a run that results may end"):
-        ledger.epsilons()
+    assert "one of a run that results may end" in refusal(ledger.epsilons)
     assert ledger.lines[-1]["halt"] == "rule"
     code, out, _ = account(capsys, folder)
     assert (code, f"epsilon {whole.epsilon:.4g}" in out, "halted by results after round 2" in out) == (0, True, True)
@@ -73,8 +72,7 @@ def test_a_law_that_a_ledger_does_not_know_has_no_epsilon(stopped, tmp_path):
     own = (stopped[0] / "ledger.jsonl").read_text().splitlines(keepends=True)
     file = tmp_path / "ledger.jsonl"
     file.write_text("".join(own[: -len(lines)]) + text_of(lines))
-    with pytest.raises(fdp.ConfigurationError, match="a law of the ledger must be one of participation, stop"):
-        read_ledger(file)
+    assert "a law of the ledger must be one of participation, stop" in refusal(read_ledger, file)
 
 
 @pytest.mark.slow
@@ -102,8 +100,9 @@ def test_a_stop_by_records_of_members_has_no_epsilon_and_ends_the_run_all_the_sa
     run = plan_run(dpnfl(), data, rounds=4, terms=PrivacyTerms(delta=0.1, stop="accuracy=0.5"))
     assert np.isinf(verified_guarantee(run).epsilon)
     assert "clients hold out, without noise: use a public test set" in verified_guarantee(run).reason
-    with pytest.raises(fdp.ConfigurationError, match="clients hold out, without noise"):
-        fdp.run(dpnfl(), data, rounds=4, stop="accuracy=0.5", epsilon=2.0, delta=0.1)
+    assert "clients hold out, without noise" in refusal(
+        fdp.run, dpnfl(), data, rounds=4, stop="accuracy=0.5", epsilon=2.0, delta=0.1
+    )
     held = dataclasses.replace(DATA, test_clients=np.arange(50, dtype=np.int32) % 6)
     result = fdp.run(dpnfl(), held, **{name: word for name, word in WORDS.items() if name != "checkpoint_every"})
     assert (result.history[-1].round, result.guarantee.epsilon) == (2, np.inf)

@@ -32,13 +32,21 @@ class Before(NamedTuple):
     rules: Any
 
 
-@pytest.mark.parametrize("entry", ["fedavg", "scaffold"])
-def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(entry, tmp_path):
+def state_of(entry):
     digits = fdp.load("digits")
     data = fdp.federate(digits, fdp.data.iid(digits.y_train, np.full(4, 100), seed=0))
     algorithm = fdp.CATALOGUE[entry](cohort_size=2, batch_size=5, local_steps=1, learning_rate=0.1)
-    model = fdp.logistic_regression(data.record_shape, data.classes)
-    state = simulation.initial_server_state(algorithm, data, model, 0)
+    return simulation.initial_server_state(algorithm, data, fdp.logistic_regression(data.record_shape, data.classes), 0)
+
+
+@pytest.fixture
+def state():
+    return state_of("fedavg")
+
+
+@pytest.mark.parametrize("entry", ["fedavg", "scaffold"])
+def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(entry, tmp_path):
+    state = state_of(entry)
     pairs = tuple({"server": one, "clients": other} for one, other in zip(state.shared, state.clients, strict=True))
     store = Checkpoints(tmp_path)
     save = store._orbax.args.StandardSave(Before(*state[:4], memories=pairs, rules=()))
@@ -48,14 +56,6 @@ def test_a_checkpoint_of_an_older_version_is_refused_in_one_line(entry, tmp_path
         store.restore(state)
     assert len(str(found.value).splitlines()) == 1
     store.close()
-
-
-@pytest.fixture
-def state():
-    digits = fdp.load("digits")
-    data = fdp.federate(digits, fdp.data.iid(digits.y_train, np.full(4, 100), seed=0))
-    algorithm = fdp.fedavg(cohort_size=2, batch_size=5, local_steps=1, learning_rate=0.1)
-    return simulation.initial_server_state(algorithm, data, fdp.logistic_regression(data.record_shape, data.classes), 0)
 
 
 def waiting():

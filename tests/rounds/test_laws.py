@@ -1,11 +1,9 @@
 """Laws that hold over the catalogue: every knob has a value that recovers the simpler algorithm exactly."""
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
-from helpers import ProductModel, TwoLayerModel, ragged_data, states_of, usual
+from helpers import TwoLayerModel, ragged_data, states_of, usual
 
 import fedjax_dp as fdp
 from fedjax_dp.algorithms import CATALOGUE
@@ -52,7 +50,7 @@ PARENTS = {
 }
 
 
-@pytest.mark.parametrize("name", usual(PARENTS, list(PARENTS)[::6]))
+@pytest.mark.parametrize("name", usual(PARENTS, ["md draws over given shares"]))
 def test_a_knob_at_zero_is_the_simpler_algorithm(name, data):
     (entry, options), (parent, parents) = PARENTS[name]
     rounds = 1 if "one round" in name else 3
@@ -69,27 +67,6 @@ def test_without_feature_strength_it_is_fedavg(entry, data):
     model = TwoLayerModel(3, 4)
     parent = final("fedavg", data, model, estimator="renorm")
     np.testing.assert_array_equal(final(entry, data, model, feature_strength=0.0), parent)
-    assert np.abs(final(entry, data, model, feature_strength=0.5) - parent).max() > 1e-3
-
-
-def test_rfedavg_and_plus_agree_in_the_first_round():
-    data, model = ragged_data([4, 4, 4], shape=(2,)), ProductModel()
-    options = {"feature_strength": 0.05, "cohort_size": None, "learning_rate": 0.05}
-    first = final("rfedavg", data, model, rounds=1, **options)
-    np.testing.assert_allclose(first, final("rfedavg_plus", data, model, rounds=1, **options), rtol=1e-6)
-    assert np.abs(final("rfedavg", data, model, **options) - final("rfedavg_plus", data, model, **options)).max() > 1e-6
-
-
-def test_a_client_drawn_twice_counts_twice_but_trains_once():
-    """All draws on one client: once gives its update, each gives the mean of fresh ones."""
-    data = ragged_data([6, 6])
-    chances = {"sampling": "optimal", "probabilities": np.array([1 - 1e-9, 1e-9]), **PRIVATE}
-    once = fdp.acs_pldp(**COMMON, **chances)
-    each = fdp.acs_pldp.of({**COMMON, **chances, "one_by_one": True})
-    alone = dataclasses.replace(once, cohort=dataclasses.replace(once.cohort, draws=1))
-    runs = [np.asarray(states_of(v, MODEL, data, 1)[-1].params["Dense_0"]["kernel"]) for v in (once, each, alone)]
-    np.testing.assert_allclose(runs[0], runs[2], rtol=1e-5, atol=1e-6)
-    assert np.abs(runs[1] - runs[0]).max() > 1e-3
 
 
 @pytest.mark.parametrize("entry", usual(["dp_scaffold", "rfedavg_plus", "dp_fedavg"], ["dp_scaffold"]))
@@ -97,22 +74,10 @@ def test_interrupted_runs_with_memory_equal_uninterrupted_ones_bit_for_bit(entry
     model = TwoLayerModel(3, 4) if entry == "rfedavg_plus" else MODEL
     extra = {} if entry == "rfedavg_plus" else {"clip_norm": 0.5, "noise_multiplier": 0.5}
     extra |= {"adaptive_clip": True} if entry == "dp_fedavg" else {}
+    extra |= {"server": "adam"} if entry == "dp_scaffold" else {}  # which keeps moments beside the tables of controls
     value = CATALOGUE[entry].of({**COMMON, **extra})
     whole = fdp.simulate(value, data, rounds=5, model=model)
     half = fdp.simulate(value, data, rounds=2, model=model)
     rest = fdp.simulate(value, data, rounds=5, model=model, start=half.state)
     for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(rest.state), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-@pytest.mark.exhaustive  # CI: test_round.py and tests/execution/test_devices.py, of one entry
-@pytest.mark.parametrize("entry", ["dp_scaffold", "q_fedavg"])
-def test_chunks_and_devices_change_nothing_beyond_rounding(entry, data):
-    extra = {"clip_norm": 0.5, "noise_multiplier": 0.5} if entry == "dp_scaffold" else {}
-    value = CATALOGUE[entry].of({**{**COMMON, "cohort_size": 5}, **extra, "secure": True})
-    results = [
-        fdp.simulate(value, data, rounds=3, model=MODEL, execution=execution).params["Dense_0"]["kernel"]
-        for execution in (fdp.execution.Execution(), fdp.execution.Execution(chunk_size=2), fdp.execution.all_devices())
-    ]
-    for other in results[1:]:
-        np.testing.assert_allclose(results[0], other, rtol=1e-5, atol=1e-5)

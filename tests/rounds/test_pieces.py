@@ -14,7 +14,6 @@ from fedjax_dp import prng
 from fedjax_dp.execution import some_devices
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import equations
-from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.pytrees import ravel, replace
 from fedjax_dp.rounds import pieces, simulation
 from fedjax_dp.rounds.state import initial_state
@@ -64,7 +63,7 @@ OTHERS = {
 
 # CI: test_every_entry_gives_the_same_state and test_any_function_of_a_vector_gives_what_it_gave
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("what", usual(list(OTHERS), list(OTHERS)[1:2]))
+@pytest.mark.parametrize("what", OTHERS)
 def test_rules_batches_and_models_of_other_kinds_give_the_same_state(what):
     options, model = OTHERS[what]
     close(
@@ -98,25 +97,12 @@ def of_clip(algorithm, clip):
     return replace(algorithm.local.privatizer, clip_norm=clip)
 
 
-@fdp.value
-class Odd(Correction):
-    """A term of functions that look at a vector as a whole."""
-
-    def gradient(self, gradient, params, step, client, records):
-        order = jnp.sort(params)[::-1] + jnp.roll(gradient, 3) * jnp.linalg.norm(params)
-        return gradient + 1e-3 * lax.cond(step.number > 1, jnp.cumsum, lambda a: a, order)
-
-
-@pytest.mark.slow
-def test_a_correction_of_ones_own_sees_whole_vectors():
-    algorithm = made("dpnfl")
-    odd = replace(algorithm, local=replace(algorithm.local, corrections=(Odd(),)))
-    close(*ends(odd, rounds=1))
-
-
 FUNCTIONS = {
     "parts that cross": lambda v: v[50:350].sum() + v[:300].max() - v[299:300],
     "joined again": lambda v: jnp.concatenate([v[300:400], v[:300], 2 * v[400:]]) * v,
+    "as a whole": lambda v: lax.cond(
+        v[0] > 1, jnp.cumsum, lambda a: a, jnp.sort(v)[::-1] + jnp.roll(v, 3) * jnp.linalg.norm(v)
+    ),
     "a loop of unknown length": lambda v: lax.while_loop(lambda a: a.sum() > 1, lambda a: a / 2, v * v),
     "over loops": lambda v: lax.scan(lambda c, x: (c * 0.5 + v + x, c.sum()), v, jnp.arange(4.0)),
     "products": lambda v: (v @ jnp.cos(v), jnp.vdot(v, v), jnp.outer(v, v)[0], jnp.where(v[0] > 0, v, -v)),
@@ -128,7 +114,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", usual(FUNCTIONS, ["parts that cross", "over loops", "the way back"]))
+@pytest.mark.parametrize("what", usual(FUNCTIONS, ["parts that cross", "as a whole", "over loops", "the way back"]))
 def test_any_function_of_a_vector_gives_what_it_gave(what):
     def whole(tree):
         return FUNCTIONS[what](ravel(tree)[0] / 100)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ragged_data, usual
+from helpers import ragged_data, refusal, usual
 
 import fedjax_dp as fdp
 from fedjax_dp import accounting, parts, prng
@@ -52,22 +52,11 @@ OF_STEPS = {
 }
 
 
-# Two rules of batches with momentum, and passes with two kinds of step; other pairs, and clients of more records than a
-# batch, before a release.
-PAIRS = [(batches, steps, records) for records in (3, 6) for steps in OF_STEPS for batches in RULES]
-PASSES = [("epochs", steps, 3) for steps in OF_STEPS if steps != "schedule"]
-WITH_MOMENTUM = [(batches, "momentum", 3) for batches in ("poisson", "with-replacement")]
-
-
-def mark_of(pair):
-    return pytest.mark.slow if pair in WITH_MOMENTUM else pytest.mark.exhaustive
-
-
+# Draws alone, of every rule and by default: tests/parts/test_batches.py
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("batches", "steps", "records"),
-    [pair if pair in PASSES else pytest.param(*pair, marks=mark_of(pair)) for pair in PAIRS],
-)
+@pytest.mark.parametrize("records", usual([3, 6], [3]))
+@pytest.mark.parametrize("steps", usual(OF_STEPS, ["momentum"]))
+@pytest.mark.parametrize("batches", usual(RULES, ["epochs", "poisson"]))
 def test_a_round_is_the_same_however_large_another_client(batches, steps, records):
     algorithm = algorithm_of(batches, **{"schedule": "constant"} | OF_STEPS[steps])
     assert not follows_others(algorithm, (records, records), (records, 19))
@@ -108,7 +97,6 @@ def test_shuffles_may_not_depend_on_another_clients_size():
     right = algorithm_of("epochs", schedule="constant")
     wrong = replace(right, local=replace(right.local, batches=OneStream(size=4)))
     assert follows_others(wrong)
-    assert not follows_others(right)
 
 
 # What the accountants may count: wrong batches, and noise on the mean.
@@ -169,12 +157,6 @@ def with_batches(batches):
     return replace(right, local=replace(right.local, batches=batches))
 
 
-def refused(algorithm):
-    with pytest.raises(ConfigurationError) as raised:
-        fdp.guarantee(algorithm, DATA, rounds=3, delta=1e-3, model=MODEL)
-    return str(raised.value)
-
-
 def test_batches_of_ones_own_may_be_ragged():
     assert fdp.guarantee(with_batches(Another(size=4)), DATA, rounds=3, delta=1e-3, model=MODEL).epsilon > 0
 
@@ -185,7 +167,7 @@ def test_batches_of_ones_own_may_be_ragged():
     [(SecretDivisor, "divisor"), (RateOfB, "in [0, 1]"), (StatesMoreThanThereAre, "size of a batch")],
 )
 def test_ragged_batches_that_are_stated_wrongly_have_no_epsilon(wrong, words):
-    assert words in refused(with_batches(wrong(size=4)))
+    assert words in refusal(fdp.guarantee, with_batches(wrong(size=4)), DATA, rounds=3, delta=1e-3, model=MODEL)
 
 
 @fdp.value
@@ -195,7 +177,8 @@ class NoiseOnTheMean(parts.RecordGaussian):
     on_upload, bound_of_batch = False, 4
 
     def gradient(self, key, step, model, params, records):
-        exact, _ = changed_noise(self, 0.0).gradient(key, step, model, params, records)
+        silent = parts.RecordGaussian(clip_norm=self.clip_norm, noise_multiplier=0.0)
+        exact, _ = silent.gradient(key, step, model, params, records)
         std = self.noise_multiplier * self.clip_norm / self.bound_of_batch
         return exact + std * prng.normals(key, step.number, exact.size), parts.clipping.StepReport(*jnp.zeros(4))
 
@@ -214,10 +197,6 @@ class NoiseOnTheMean(parts.RecordGaussian):
         pass
 
 
-def changed_noise(privatizer, noise):
-    return parts.RecordGaussian(clip_norm=privatizer.clip_norm, noise_multiplier=noise)
-
-
 @pytest.mark.slow
 def test_noise_on_the_mean_over_the_rest_of_a_pass_is_too_small():
     right = algorithm_of("epochs", last="keep", local_steps=1)
@@ -228,19 +207,16 @@ def test_noise_on_the_mean_over_the_rest_of_a_pass_is_too_small():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "options", usual([{"batches": "epochs", "last": "keep"}, {}], [{"batches": "epochs", "last": "keep"}])
+    ("batches", "options"),
+    [("epochs", {"last": "keep"}), pytest.param("without-replacement", {}, marks=pytest.mark.exhaustive)],
 )
-def test_checks_hold_for_ragged_clients(options):
-    algorithm = algorithm_of(
-        options.get("batches", "without-replacement"),
-        local_steps=2,
-        **{name: value for name, value in options.items() if name != "batches"},
-    )
-    check_algorithm(algorithm, DATA, model=MODEL, only=("sampling", "noise"))
+def test_checks_hold_for_ragged_clients(batches, options):
+    check_algorithm(algorithm_of(batches, **options), DATA, model=MODEL, only=("sampling", "noise"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("batches", usual(["without-replacement", "poisson"], ["poisson"]))
+# CI: test_a_client_with_no_more_records_than_a_batch_is_in_every_step_with_all, tests/parts/test_batches.py
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("batches", ["without-replacement", "poisson"])
 def test_nothing_is_sampled_where_every_client_has_no_more_than_a_batch(batches):
     check_algorithm(algorithm_of(batches), ragged_data([1, 3, 2]), model=MODEL, only="sampling")
 
@@ -250,5 +226,4 @@ def test_sizes_beside_the_stated_ones_are_refused_before_anything_is_drawn(sizes
     """Batches rely on the smallest and the largest client: another client would be given records of its neighbours."""
     data = dataclasses.replace(ragged_data([10, 20, 30]), sizes=np.array(sizes, np.int32))
     value = fdp.fedavg(cohort_size=2, batch_size=5, local_steps=1, learning_rate=0.1)
-    with pytest.raises(fdp.ConfigurationError, match="records of clients must be 10 to 30, as the data state"):
-        fdp.simulate(value, data, rounds=1)
+    assert "records of clients must be 10 to 30, as the data state" in refusal(fdp.simulate, value, data, rounds=1)

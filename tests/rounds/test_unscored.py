@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -62,21 +63,21 @@ def test_a_private_run_counts_records_without_a_finite_loss(unit, where):
 @pytest.mark.parametrize("algorithm", [*PRIVATE.values(), PLAIN], ids=[*PRIVATE, "plain"])
 @pytest.mark.parametrize(("train", "test", "what"), [(40, 0, "40 of 40 training"), (0, 1, "1 of 40 test")])
 def test_where_all_are_lost_or_a_test_record_the_run_stops_in_one_line(algorithm, train, test, what):
-    with pytest.raises(errors.ConfigurationError, match=f"{what} records without one before the first") as caught:
-        trained(algorithm, train, test)
-    assert "\n" not in str(caught.value)
-    assert "learning rate" not in str(caught.value)
+    told = refusal(trained, algorithm, train, test)
+    assert f"{what} records without one before the first" in told
+    assert "learning rate" not in told
 
 
 def test_without_privacy_one_lost_record_stops_the_run():
-    with pytest.raises(errors.ConfigurationError, match="1 of 40 training records without one"):
-        trained(fdp.fedavg(**STEPS | {"batch_size": None, "batches": "full"}), 1, 0)
+    assert "1 of 40 training records without one" in refusal(
+        trained, fdp.fedavg(**STEPS | {"batch_size": None, "batches": "full"}), 1, 0
+    )
 
 
 def test_scores_that_training_lost_are_told_from_those(recwarn):
     """With a rate of 1e30 the noised model overflows: before the first round all was finite."""
     steep = fdp.dpnfl(**STEPS | {"learning_rate": 1e30}, clip_norm=0.5, noise_multiplier=2.0)
-    with pytest.raises(errors.DivergedError, match="lower the learning rate"):
+    with pytest.raises(errors.DivergedError, match=r"round 0: .*lower the learning rate"):
         trained(steep, 0, 0)
 
 

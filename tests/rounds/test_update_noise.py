@@ -14,7 +14,6 @@ import fedjax_dp as fdp
 from fedjax_dp import parts
 from fedjax_dp.accounting.correlated import inverse_root_bands
 from fedjax_dp.execution.mesh import Execution
-from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import as_float32_leaves, check, run_key
 from fedjax_dp.rounds.state import initial_state
@@ -117,12 +116,6 @@ def test_without_noise_the_unbiased_second_moment_is_its_parent():
         for name in ("delta", "unbiased")
     )
     jax.tree.map(np.testing.assert_array_equal, corrected, parent)
-    noisy = states_of(fdp.addpnfl.of({**told, "second_moment": "unbiased", "noise_multiplier": 1.0}), MODEL, DATA, 3)[
-        -1
-    ]
-    biased = states_of(fdp.addpnfl.of({**told, "noise_multiplier": 1.0}), MODEL, DATA, 3)[-1]
-    np.testing.assert_array_equal(ravel(noisy.optimizer.nu)[0][:3] > 0, True)
-    assert np.abs(ravel(noisy.params)[0] - ravel(biased.params)[0]).max() > 1e-3
 
 
 def test_a_guarantee_does_not_change_by_a_bit():
@@ -136,7 +129,6 @@ def test_a_guarantee_does_not_change_by_a_bit():
     assert found[0].assumptions == found[1].assumptions
 
 
-@pytest.mark.slow
 def test_a_rule_of_optax_may_ask_for_the_variance():
     def shrunk(learning_rate):
         def update(gradient, state, params=None, *, variance):
@@ -147,9 +139,6 @@ def test_a_rule_of_optax_may_ask_for_the_variance():
     server = parts.Server(factory=shrunk, hyperparameters={"learning_rate": 1.0})
     assert server.corrects
     assert not parts.Server(hyperparameters={"learning_rate": 1.0}).corrects
-    algorithm = dpnfl()
-    plain = states_of(algorithm, MODEL, DATA, 1)
-    less = states_of(dataclasses.replace(algorithm, server=server), MODEL, DATA, 1)
-    variance = float(variance_of_mean(as_float32_leaves(algorithm), jax.tree.map(jnp.asarray, DATA), jnp.int32(0), ()))
-    moved, wanted = (ravel(states[1].params)[0] - ravel(states[0].params)[0] for states in (less, plain))
-    np.testing.assert_allclose(moved, wanted / (1 + variance), rtol=1e-5, atol=1e-7)
+    update = np.arange(3, dtype=np.float32)
+    params, _ = server.move(jnp.int32(0), update, lambda: 3.0, server.init(np.ones(3)), np.ones(3, np.float32))
+    np.testing.assert_allclose(params, 1 + update / 4)

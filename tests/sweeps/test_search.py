@@ -142,7 +142,8 @@ def test_a_file_names_the_search_and_others_keep_their_digest(tmp_path):
 @with_optuna
 @pytest.mark.slow
 def test_python_searches_a_value_in_memory_and_in_a_folder_that_goes_on(tmp_path):
-    data, algorithm = ragged_data([4, 6, 5]), fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1)
+    data, words = ragged_data([4, 6, 5]), {"cohort_size": 2, "batch_size": 2, "local_steps": 1, "learning_rate": 0.1}
+    algorithm, other = fdp.fedavg(**words), fdp.fedavg(**words | {"local_steps": 2})
     axes = {"learning_rate": {"log": [0.01, 10.0]}}
     search = {"search": "tpe", "search_batch": 2, "axes": axes, "rounds": 1, "progress": False}
 
@@ -156,32 +157,22 @@ def test_python_searches_a_value_in_memory_and_in_a_folder_that_goes_on(tmp_path
     assert len(set(rates(whole))) == 4
     assert [record["history"] for record in more.records] == [record["history"] for record in whole.records]
     assert read_records(tmp_path / "x")[0]["points"] == 4
-
-
-def test_python_refuses_what_is_no_search():
-    algorithm = fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1)
-    options = {"rounds": 1, "axes": {"learning_rate": [0.1, 0.2]}, "search": "tpe", "progress": False}
-    words = refusal(lambda: fdp.sweep(algorithm, ragged_data([4, 6, 5]), **options))
-    assert "search must be left out without trials" in words
+    assert "a folder of another sweep" in refusal(fdp.sweep, other, data, trials=4, out=tmp_path / "x", **search)
 
 
 @with_optuna
 @pytest.mark.slow
-def test_a_killed_search_goes_on_in_its_folder_grows_and_has_no_epsilon_of_the_choice(tmp_path):
+def test_a_killed_search_goes_on_in_its_folder_and_has_no_epsilon_of_the_choice(tmp_path):
     base = BASE | {"algorithm": "dpnfl", "epsilon": 8.0, "num_clients": 5, "cohort_size": 2, "rounds": 1}
     few = {"axes": {"learning_rate": {"log": [0.01, 1.0]}}, "search": "tpe", "search_batch": 3}
-    config, more = (SweepConfig(base=base, trials=trials, **few) for trials in (4, 6))
-    quiet = Screen(quiet=True)
+    more, quiet = SweepConfig(base=base, trials=6, **few), Screen(quiet=True)
     with recorded(stop=4), pytest.raises(Stopped):
         run_sweep(more, tmp_path / "x", screen=quiet)
-    whole = run_sweep(config, tmp_path / "whole", screen=quiet)
-    grown = run_sweep(more, tmp_path / "whole", screen=quiet)
+    whole = run_sweep(more, tmp_path / "whole", screen=quiet)
     again = run_sweep(more, tmp_path / "x", screen=quiet)
     kept = ("point", "index", "values", "status", "history", "guarantee")
-    for one, other in ((grown, again), (whole, grown)):
-        for a, b in zip(one.records, other.records):
-            assert [a[name] for name in kept] == [b[name] for name in kept]
-    assert (len(whole.records), len(grown.records), len(again.records)) == (4, 6, 6)
+    for a, b in zip(whole.records, again.records, strict=True):
+        assert [a[name] for name in kept] == [b[name] for name in kept]
     assert len((tmp_path / "x/points.jsonl").read_text().splitlines()) == 6
     assert again.choosing["epsilon"] is None
     assert "trials were chosen by the results of those before" in again.choosing["short"]

@@ -1,7 +1,9 @@
 """Whatever is chosen by private records has no epsilon, in one line with the remedy; by public ones it is as it was."""
 
+import dataclasses
 import inspect
 import json
+import math
 import re
 
 import numpy as np
@@ -28,10 +30,13 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 3)).astype(np.float32), RNG.integers(0, 3, 60)
 
 
-def federated(tests=slice(40, 60), held=False):
+QUIET = Screen(quiet=True)
+
+
+def federated(tests=slice(40, 60), held=False, clients=5):
     dataset = fdp.dataset(X[:40], Y[:40], X[tests], Y[tests], classes=3, name="own")
-    owners = np.arange(len(X[tests])) % 5 if held else None
-    return fdp.federate(dataset, np.array_split(np.arange(40), 5), test_clients=owners)
+    owners = np.arange(len(X[tests])) % clients if held else None
+    return fdp.federate(dataset, np.array_split(np.arange(40), clients), test_clients=owners)
 
 
 PUBLIC, HELD = federated(), federated(held=True)
@@ -55,7 +60,7 @@ def entries(*datas, entry=fdp.dpnfl, **terms):
 
 
 def cost(*datas, drawn=False, law=None, by_results=None, **terms):
-    return cost_of_choosing(entries(*datas, **terms), drawn, law, Screen(quiet=True), by_results)
+    return cost_of_choosing(entries(*datas, **terms), drawn, law, QUIET, by_results)
 
 
 WAYS = {
@@ -203,8 +208,35 @@ def test_a_stop_of_a_run_asks_it_too(held):
 @pytest.mark.slow
 @pytest.mark.parametrize("held", [True, False])
 def test_a_sweep_states_it_as_soon_as_it_is_complete(held, tmp_path):
-    data = HELD if held else PUBLIC
     words = {"rounds": 1, "axes": {"learning_rate": [0.1, 0.3]}, "delta": 1e-2, "model": MODEL, "progress": False}
-    for out in (None, tmp_path / "s"):
-        found = fdp.sweep(algorithm(), data, out=out, **words)
-        assert (found.choosing["epsilon"] is None) is held
+    found = fdp.sweep(algorithm(), HELD if held else PUBLIC, out=tmp_path / "s" if held else None, **words)
+    assert (found.choosing["epsilon"] is None) is held
+
+
+def test_a_cost_says_what_it_does_not_cover():
+    private, shown = entries(PUBLIC, PUBLIC), entries(PUBLIC, entry=fdp.cpfed, view="secure_sum")
+    statement = cost_of_choosing(private, False, None, QUIET)["statement"]
+    for words in (
+        "if every run draws its noise afresh",
+        "share the noise of their seed",
+        "All against a server that sees every upload",
+        "not for a fixed grid",
+    ):
+        assert words in statement
+    assert "records change clients" in cost(PUBLIC, federated(clients=4))["statement"]
+    told = cost_of_choosing([*private[:1], *shown], False, None, QUIET)
+    assert "not known: its points are counted against different adversaries" in told["statement"]
+    without = dataclasses.replace(private[1].guarantee, epsilons=(math.inf,))
+    plain = dataclasses.replace(private[1], guarantee=without)
+    told = cost_of_choosing([private[0], plain], False, None, QUIET)
+    assert told["epsilon"] is None
+    assert "comparing them with the 1 points without privacy has no finite cost" in told["statement"]
+
+
+def test_random_search_prices_repetition_only_where_all_trials_cost_alike():
+    law = NegativeBinomialTrials.of_mean(2)
+    told = cost(PUBLIC, PUBLIC, drawn=True, law=law)
+    assert told["applies"] == "repetition"
+    assert "Whoever sees this folder sees all points" in told["statement"]
+    told = cost(PUBLIC, federated(clients=4), drawn=True, law=law)
+    assert (told["applies"], told["epsilon_repetition"]) == ("composition", None)
