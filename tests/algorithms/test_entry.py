@@ -4,6 +4,7 @@ import inspect
 import json
 import pathlib
 import pickle
+import tomllib
 from typing import Annotated, Literal, Unpack
 
 import jax
@@ -64,10 +65,8 @@ def test_its_options_are_flags_fields_of_a_file_and_axes_of_a_sweep(capsys):
     by_flags = run(capsys, "--pull", "0.3", "--form", "full", "--slack", "0.1", "--out", "a")
     assert {"pull": 0.3, "form": "full", "slack": 0.1, "local_steps": 3}.items() <= by_flags["config"].items()
     assert by_flags["guarantee"]["epsilon"] <= 4
-    text = pathlib.Path("a/config.toml").read_text()
-    pathlib.Path("b.toml").write_text(text.replace('out = "a"', 'out = "b"'))
-    assert cli.main(["run", "b.toml", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["history"] == by_flags["history"]
+    by_file = config.RunSpec.of(tomllib.loads(pathlib.Path("a/config.toml").read_text()))
+    assert by_file.flat().items() >= {"pull": 0.3, "form": "full", "slack": 0.1, "local_steps": 3}.items()
     points = expand(SweepConfig(base={"algorithm": "pulled"}, axes={"pull": {"log": [0.1, 10.0], "points": 3}}))
     assert [point.config.options["pull"] for point in points] == [0.1, 1.0, 10.0]
 
@@ -96,9 +95,13 @@ def test_its_help_and_its_row_of_the_catalogue_are_made(capsys):
         (["--algorithm", "pulled", "--pul", "1"], "did you mean --pull?"),
         (["--algorithm", "pulled", "--pull", "much"], "--pull must be a number, got 'much'"),
         (["--pull", "1.0"], "pull must be left out for dpnfl, which does not take it, got 1.0; it belongs to pulled"),
+        (["--rounds", "9" * 12], "rounds must be at most 2,147,483,647"),
+        (["--learning-rate", "1e50"], "learning_rate must be 0, or from"),
+        (["bad.toml"], "a folder that can be written"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(capsys, flags, told):
+    pathlib.Path("bad.toml").write_text('out = "x\\u0000y"\nrounds = 1\nalgorithm = "fedavg"\n')
     assert cli.main(["run", *flags]) == 2
     assert told in capsys.readouterr().err
 
@@ -156,9 +159,11 @@ def test_every_option_of_every_entry_is_told_in_words():
 
 @pytest.mark.slow
 def test_what_follows_from_what_is_said_says_the_same_again():
-    for dataset in DATASETS:
+    """Every entry with a data set, and every data set with some entries."""
+    few = dict.fromkeys(DATASETS, ("fedavg", "dpnfl", "dp_fedavg", "fedadam")) | {"digits": CATALOGUE}
+    for dataset, entries in few.items():
         named = f"{dataset}:x" if dataset in ("npz", "tfds", "store") else dataset
-        for name in CATALOGUE:
+        for name in entries:
             for more in ({}, {"batches": "full"}, {"noise_multiplier": 1.0} if CATALOGUE[name].private else {}):
                 found = config.RunSpec.of({"dataset": named, "algorithm": name, **more})
                 assert config.RunSpec.of(found.flat()) == found
@@ -263,25 +268,6 @@ def test_presets_of_no_option_are_refused_and_help_needs_no_docstring(capsys, mo
     with pytest.raises(SystemExit):
         cli.main(["run", "--algorithm", "nothing", "--help"])
     assert "nothing: an algorithm without a docstring" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("flags", "told"),
-    [
-        (["--rounds", "9" * 12], "rounds must be at most 2,147,483,647"),
-        (["--learning-rate", "1e50"], "learning_rate must be 0, or from"),
-        ([""], "the first argument must be given, got an empty word"),
-    ],
-)
-def test_numbers_that_no_run_holds_are_refused(capsys, flags, told):
-    assert cli.main(["run", *flags]) == 2
-    assert told in capsys.readouterr().err
-
-
-def test_a_folder_that_no_system_can_name_is_refused(capsys):
-    pathlib.Path("bad.toml").write_text('out = "x\\u0000y"\nrounds = 1\nalgorithm = "fedavg"\n')
-    assert cli.main(["run", "bad.toml"]) == 2
-    assert "a folder that can be written" in capsys.readouterr().err
 
 
 def test_noise_of_each_client_that_is_traced_is_refused_in_one_line_and_one_traced_number_is_taken():

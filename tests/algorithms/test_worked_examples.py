@@ -40,11 +40,15 @@ UNIFORM = np.full(3, 2 / 3)
 SHOWN = set()
 
 
+def store_of(clients):
+    x, labels = np.concatenate(clients).astype(np.float32), np.zeros(sum(map(len, clients)), np.int32)
+    dataset = data.Dataset("worked", x, labels, x, labels, classes=1)
+    return data.federate(dataset, np.split(np.arange(len(x)), np.cumsum([len(rows) for rows in clients])[:-1]))
+
+
 @pytest.fixture(scope="module")
 def store():
-    x = np.concatenate([np.array(rows, np.float32) for rows in INPUTS["clients"]])
-    dataset = data.Dataset("worked", x, np.zeros(len(x), np.int32), x, np.zeros(len(x), np.int32), classes=1)
-    return data.federate(dataset, np.split(np.arange(len(x)), np.cumsum(SIZES)[:-1]))
+    return store_of(INPUTS["clients"])
 
 
 def cohorts(rounds, rate=UNIFORM):
@@ -163,10 +167,7 @@ def test_q_fedavg_equals_worked_example(store, name, q, norm):
 
 @pytest.fixture(scope="module")
 def feature_store():
-    pairs = [np.stack([x, y], 1) for x, y in INPUTS["rfed_data"]]
-    x, sizes = np.concatenate(pairs).astype(np.float32), [len(p) for p in pairs]
-    dataset = data.Dataset("rfed", x, np.zeros(len(x), np.int32), x, np.zeros(len(x), np.int32), classes=1)
-    return data.federate(dataset, np.split(np.arange(len(x)), np.cumsum(sizes)[:-1]))
+    return store_of([np.stack([x, y], 1) for x, y in INPUTS["rfed_data"]])
 
 
 FEATURES = {
@@ -287,6 +288,7 @@ def test_probabilities_of_acs_pldp_equal_worked_examples():
     agree("acs_q_capbinding", personal.sampling_probabilities(told["p"], told["G"], told["B"], told["K"]), told["q"])
     told, q = EXPECTED["acs_Tstar"], EXPECTED["acs_q"]
     chances, draws = q["q_lambda1_cap"], q["K"] * q["R"]
+    assert told["k"] == pytest.approx(0.9 * math.sqrt(math.pi), rel=1e-12)
     budgeted = [theorems.acs_pldp_lemma1(draws, chance, q["delta"] / 4, told["k"]) for chance in chances]
     agree("acs_Tstar", np.array(budgeted), told["Tstar"])
 

@@ -110,11 +110,6 @@ print(held[1] / held[0] < 0.26, bytes_[1] / bytes_[0] < 0.3, simulation.advance.
 """
 
 
-@pytest.mark.slow
-def test_devices_that_hold_a_model_together_hold_a_part_each_and_compile_once():
-    assert child(MANY + PARTS, **{devices.CPU_DEVICES: "4"}) == ["True", "True", "2"]
-
-
 COLLECTIVES = """
 import re
 from fedjax_dp.rounds import simulation
@@ -127,12 +122,21 @@ print(sorted(f"{kind}:{name.rsplit('/', 1)[1]}" for kind, name in found))
 """
 
 
+@pytest.fixture(scope="module")
+def on_four_devices():
+    return child(MANY + PARTS + COLLECTIVES, **{devices.CPU_DEVICES: "4"})
+
+
 @pytest.mark.slow
-def test_a_round_adds_up_its_cohort_by_one_collective():
+def test_devices_that_hold_a_model_together_hold_a_part_each_and_compile_once(on_four_devices):
+    assert on_four_devices[:3] == ["True", "True", "2"]
+
+
+@pytest.mark.slow
+def test_a_round_adds_up_its_cohort_by_one_collective(on_four_devices):
     """The other one tells the loop whether every client's numbers were finite. What is gathered once, after the last
     round, is not of a round."""
-    found = "".join(child(MANY + COLLECTIVES, **{devices.CPU_DEVICES: "4"}))
-    assert found == "['all-reduce:psum','all-reduce:reduce_and']"
+    assert "".join(on_four_devices[3:]) == "['all-reduce:psum','all-reduce:reduce_and']"
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,6 @@ from fedjax_dp.execution import distributed
 from fedjax_dp.experiments import run_folder as folder
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.tools.cli import main
 
 PLAIN = ["--algorithm", "fedavg", "--rounds", "6", "--checkpoint-every", "3", "--evaluate-every", "2"]
 SOURCE = pathlib.Path(fedjax_dp.__file__).parent.parent
@@ -183,7 +182,7 @@ def test_a_cluster_that_jax_cannot_make_out_is_refused_whatever_it_raises(error,
         pass
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive  # CI: test_a_cluster_that_jax_cannot_make_out_is_refused_whatever_it_raises, above
 def test_a_coordinator_without_a_cluster_is_refused():
     environment = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}  # half of one, of which JAX warns
     code, _, told = ended(begin(["-m", "fedjax_dp", "run", "--coordinator", "auto"], environment=environment))
@@ -302,17 +301,8 @@ def test_from_python_each_process_reads_the_records_of_its_own_clients(tmp_path)
 
 def started_long(out, port):
     """Two processes of a run that goes on, once its first checkpoint is whole."""
-    words = [
-        *PLAIN,
-        "--deterministic",
-        "2",
-        "--rounds",
-        "1000000",
-        "--checkpoint-every",
-        "50",
-        "--evaluate-every",
-        "50",
-    ]
+    every = ["--checkpoint-every", "50", "--evaluate-every", "50"]
+    words = [*PLAIN, "--deterministic", "2", "--rounds", "1000000", *every]
     started = [begin(run_words([*words, "--out", str(out)], port, 2, index)) for index in range(2)]
     until = time.monotonic() + LIMIT_S
     while not (out / "checkpoints" / "50").is_dir() and time.monotonic() < until:
@@ -407,10 +397,3 @@ def test_two_hosts_are_one(two_hosts, tmp_path):
         assert code == 0, told
     run_alone([*PLAIN, "--out", str(tmp_path / "one")], devices=2)
     assert metrics(tmp_path / "one") == metrics(tmp_path / "two")
-
-
-def test_help_names_the_processes(capsys):
-    with pytest.raises(SystemExit):
-        main(["run", "--help", "run"])
-    out = capsys.readouterr().out
-    assert all(text in out for text in ("--coordinator HOST:PORT", "--processes INT", "--process INT"))

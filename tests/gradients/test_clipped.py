@@ -180,31 +180,7 @@ def by_hand(model, params, x, y, mask, clip_norm):
     return total
 
 
-def check_against_gradients_taken_one_by_one(model, params, x, y, clip_norm):
-    mask = jnp.arange(len(y)) < max(1, len(y) - 1)
-    got = clipped_sum(model, params, x, y, mask, clip_norm)
-    for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, mask, clip_norm), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5 * clip_norm + 1e-6)
-    assert jax.tree.structure(got.total) == jax.tree.structure(params)
-    return got
-
-
 KINDS = ("dense", "again", "conv", "dilated", "layer", "scale", "group", "rms", "lstm", "old")
-
-
-@pytest.mark.exhaustive
-@given(
-    kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=4),
-    records=st.integers(1, 4),
-    positions=st.integers(7, 20),
-    clip_norm=st.floats(1e-2, 10),
-    seed=st.integers(0, 99),
-)
-@settings(max_examples=5, deadline=None)
-def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, positions, clip_norm, seed):
-    kinds = [kind for i, kind in enumerate(kinds) if kind not in ("conv", "dilated") or kind not in kinds[:i]]
-    problem_ = problem(Sequence(tuple(kinds)), records, (positions, 4), seed)
-    check_against_gradients_taken_one_by_one(*problem_, clip_norm)
 
 
 @pytest.mark.parametrize(
@@ -233,8 +209,12 @@ def test_layers_over_positions_equal_gradients_taken_one_by_one(kinds, records, 
 )
 @pytest.mark.usefixtures("float32_products")
 def test_known_layers_equal_gradients_taken_one_by_one(module, shape, tokens):
-    problem_ = problem(module, 4, shape, tokens=tokens)
-    got = check_against_gradients_taken_one_by_one(*problem_, 0.5)
+    model, params, x, y = problem(module, 4, shape, tokens=tokens)
+    mask = jnp.arange(4) < 3
+    got = clipped_sum(model, params, x, y, mask, 0.5)
+    for a, b in zip(jax.tree.leaves(got.total), by_hand(model, params, x, y, mask, 0.5), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=6e-6)
+    assert jax.tree.structure(got.total) == jax.tree.structure(params)
     assert got.clipped[:3].any()  # else the clip would not have been tested
 
 
@@ -404,7 +384,12 @@ class Normed(nn.Module):
 
 
 @pytest.mark.parametrize(
-    "module", [Placed(), *(pytest.param(m, marks=pytest.mark.exhaustive) for m in (TimeMajor(), Normed()))]
+    "module",
+    [
+        Placed(),
+        pytest.param(Normed(), marks=pytest.mark.slow),  # whose scale is a parameter, too
+        pytest.param(TimeMajor(), marks=pytest.mark.exhaustive),
+    ],
 )
 @pytest.mark.parametrize("length", quick([4, 7], (4,), pytest.mark.exhaustive))
 def test_one_record_moves_the_sum_by_its_clip_norm_whatever_its_axes_look_like(module, length):
@@ -415,16 +400,6 @@ def test_one_record_moves_the_sum_by_its_clip_norm_whatever_its_axes_look_like(m
     for a, b in zip(jax.tree.leaves(whole.total), by_hand(model, params, x, y, everyone, 0.5), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
     assert jnp.linalg.norm(ravel(whole.total)[0] - ravel(rest.total)[0]) <= 0.5 * (1 + 1e-5)
-
-
-@pytest.mark.slow
-def test_the_scale_of_a_weight_norm_is_trained():
-    model, params, x, y = problem(Normed(), 4, (2, 3))
-    total = clipped_sum(model, params, x, y, jnp.ones(4, bool), 1.0).total
-    assert any(
-        "scale" in jax.tree_util.keystr(path) and (jnp.abs(leaf) > 1e-3).any()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(total)
-    )
 
 
 def balanced(scores, labels):
@@ -446,33 +421,6 @@ def test_a_loss_that_is_balanced_over_a_batch_cannot_be_written():
     model = fdp.model(Apart(lambda x: x), (5,), loss=balanced)
     with pytest.raises(errors.ConfigurationError, match=r"the loss that fails on one record in .*test_clipped.py"):
         use(model)
-
-
-class Noisy(nn.Module):
-    """Dropout that asks for a key."""
-
-    @nn.compact
-    def __call__(self, x, train):
-        return nn.Dense(3)(nn.Dropout(0.5, deterministic=not train)(x))
-
-
-@pytest.mark.slow
-def test_each_record_has_a_key_of_its_own_and_none_where_a_model_is_looked_at():
-    model = fdp.model(Noisy(), (40,))
-    params, x, y = model.init(jax.random.key(0)), jnp.ones((6, 40)), jnp.zeros(6, int)
-    keys = jax.random.split(jax.random.key(1), 6)
-    found = clipped_sum(model, params, x, y, jnp.ones(6, bool), 0.7, keys=keys)
-    one = jax.jit(jax.vmap(jax.grad(model.loss), (None, 0, 0, 0)))(params, x, y, keys)
-    rows = np.concatenate([np.asarray(g).reshape(6, -1) for g in jax.tree.leaves(one)], 1)
-    norms = np.linalg.norm(rows, axis=1)
-    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
-    wanted = (np.minimum(1, 0.7 / norms)[:, None] * rows).sum(0)
-    np.testing.assert_allclose(
-        np.concatenate([np.ravel(g) for g in jax.tree.leaves(found.total)]), wanted, rtol=1e-4, atol=1e-6
-    )
-    assert np.unique(np.round(norms, 5)).size > 1  # the same record, other masks
-    looked = gradients.losses(model, params, x, y)
-    assert np.ptp(looked) == 0
 
 
 class Plain3(nn.Module):

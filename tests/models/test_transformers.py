@@ -1,6 +1,5 @@
 """Transformers and LSTMs of sequences: a slow reference, parameter counts, causality, and what their gradients cost."""
 
-import dataclasses
 import json
 import pathlib
 
@@ -14,7 +13,7 @@ from scipy import special
 from fedjax_dp import errors, gradients
 from fedjax_dp.models import char_lstm, explain_gradients, gpt, mlp, vit, word_lstm
 from fedjax_dp.pytrees import path_name
-from fedjax_dp.tasks import Binary, Regression, TokenCrossEntropy
+from fedjax_dp.tasks import Binary, Regression
 from fedjax_dp.tools import cli
 
 COUNTS = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "model_gradients.json").read_text())[
@@ -38,6 +37,8 @@ SMALL = {
     "word_lstm": lambda: word_lstm((5,), 7, embedding=3, hidden=6, projection=4),
     "char_lstm": lambda: char_lstm((5,), 7, embedding=3, hidden=6),
 }
+
+ONE_LAYER = {"gpt of one layer": lambda: gpt((5,), 7, width=8, layers=1, heads=2)}
 
 
 def started(model, seed=0):
@@ -158,16 +159,6 @@ def test_parameter_counts_are_those_given(name):
         assert sum(leaf.size for leaf in jax.tree.leaves(params["block_0"])) == COUNTS["block, width 64, hidden 256"]
 
 
-def test_a_record_of_padding_has_loss_and_gradient_zero_and_padding_does_not_count():
-    scores = jnp.asarray(np.random.default_rng(0).normal(size=(5, 7)), jnp.float32)
-    targets = jnp.array([3, 0, 2, 0, 0])
-    expected = -np.mean([special.log_softmax(np.asarray(scores, float)[t])[targets[t]] for t in (0, 2)])
-    np.testing.assert_allclose(TokenCrossEntropy(pad=0)(scores, targets), expected, rtol=1e-6)
-    loss, slope = jax.value_and_grad(TokenCrossEntropy(pad=0))(scores, jnp.zeros(5, jnp.int32))
-    assert loss == 0
-    assert not slope.any()
-
-
 # Their gradients
 
 
@@ -195,9 +186,9 @@ def test_one_argument_explains_models_of_other_targets(task):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual([*SMALL, *list(MADE)[::6]], ("gpt",)))
+@pytest.mark.parametrize("name", usual([*ONE_LAYER, *SMALL, *list(MADE)[::6]], ONE_LAYER))
 def test_clipped_sums_and_norms_are_those_of_single_gradients(name):
-    model = (SMALL | MADE)[name]()
+    model = (SMALL | MADE | ONE_LAYER)[name]()
     params, (x, y) = started(model), batch(model, 4, 3)
     single = jax.jit(jax.vmap(jax.grad(model.loss), (None, 0, 0)))(params, x, y)
     single = jax.tree.map(lambda leaf: np.asarray(leaf, float), single)
@@ -208,21 +199,6 @@ def test_clipped_sums_and_norms_are_those_of_single_gradients(name):
     size = clip_norm * 4
     for a, b in zip(jax.tree.leaves(found.total), jax.tree.leaves(single), strict=True):
         np.testing.assert_allclose(a, np.tensordot(np.minimum(1, clip_norm / norms), b, 1), atol=1e-5 * size)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", usual(SMALL, ("gpt", "vit")))
-def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
-    model = SMALL[name]()
-    params, (x, y), mask = started(model), batch(model, 4, 3), jnp.ones(4, bool)
-    wide, narrow = (
-        jax.jit(lambda p, which=which: gradients.clipped_sum(which, p, x, y, mask, 0.1))(params)
-        for which in (model, dataclasses.replace(model, dtype=jnp.bfloat16))
-    )
-    np.testing.assert_allclose(narrow.norms, wide.norms, rtol=0.05)
-    total = jnp.sqrt(sum((leaf**2).sum() for leaf in jax.tree.leaves(narrow.total)))
-    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(narrow.total))
-    assert total <= 4 * 0.1 * (1 + 1e-5)
 
 
 @pytest.mark.exhaustive
@@ -285,7 +261,6 @@ def test_longer_records_and_targets_of_another_length_are_refused():
         ("--model mlp --width 8", "width must be left out unless model is vit or gpt"),
         ("--model gpt --patch 2", "patch must be left out unless model is vit"),
         ("--model vit --patch 3", "patch must be one that divides both sides of images of 8 x 8, got 3"),
-        ("--model vit --width 10", "width must be a multiple of the 4 heads"),
     ],
 )
 def test_sizes_on_the_command_line(arguments, words, capsys):

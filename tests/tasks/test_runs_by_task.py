@@ -134,7 +134,6 @@ def test_a_sweep_takes_the_lowest_of_a_metric_that_falls(capsys):
     [
         ("regression", ["--target", "accuracy=.9"], "METRIC one of rmse, mse, mae, r2, loss, got 'accuracy=.9'"),
         ("regression", ["--loss", "mean"], "loss must be one of squared, huber for task regression, got 'mean'"),
-        ("regression", ["--ap", "exact"], "ap must be left out for task regression"),
         ("sequence", ["--model", "logistic"], "shape of a record must be"),
         (
             "sequence",

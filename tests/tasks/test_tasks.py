@@ -72,7 +72,7 @@ def precision(double):
 
 @DOUBLE
 @pytest.mark.parametrize("per", ["mean", "length"])
-def test_losses_of_sequences_are_those_given(double, per, precision):
+def test_losses_of_sequences_are_those_given(per, precision):
     told = GOLDEN["sequence"]
     scores, targets = (jnp.asarray(told["inputs"][name]) for name in ("scores", "targets"))
     task = made("sequence", per)
@@ -81,46 +81,46 @@ def test_losses_of_sequences_are_those_given(double, per, precision):
     )
 
 
-@DOUBLE
-def test_metrics_of_sequences_are_those_given(double, precision):
-    told = GOLDEN["sequence"]
-    scores, targets = (jnp.asarray(told["inputs"][name]) for name in ("scores", "targets"))
-    found, expected = values(made("sequence"), scores, targets), told["expected"]
-    for name, of in {
-        "token_accuracy": "accuracy",
-        "token_accuracy_no_oov": "accuracy_no_oov",
-        "token_accuracy_no_oov_eos": "accuracy_no_oov_eos",
-        "perplexity": "perplexity",
-        "perplexity_no_oov": "perplexity_no_oov",
-    }.items():
-        np.testing.assert_allclose(found[name], expected[of], **precision, err_msg=name)
+MEASURED = {  # by task: its scores and targets, and its metrics by their names in the file
+    "sequence": (
+        lambda inputs: (inputs["scores"], inputs["targets"]),
+        {
+            "token_accuracy": "accuracy",
+            "token_accuracy_no_oov": "accuracy_no_oov",
+            "token_accuracy_no_oov_eos": "accuracy_no_oov_eos",
+            "perplexity": "perplexity",
+            "perplexity_no_oov": "perplexity_no_oov",
+        },
+    ),
+    "multi_label": (
+        lambda inputs: (logits(inputs["probabilities"]), inputs["targets"]),
+        {"mean_ap": "mean_ap", "micro_ap": "micro_ap", "micro_f1": "micro_f1_at_half"},
+    ),
+    "binary": (
+        lambda inputs: (logits(inputs["probabilities"])[:, None], inputs["targets"]),
+        {name: name for name in GOLDEN["binary"]["expected"]},
+    ),
+    "regression": (
+        lambda inputs: (inputs["predictions"], inputs["targets"]),
+        {name: name for name in ("mse", "mae", "r2")},
+    ),
+}
 
 
 @DOUBLE
-def test_metrics_of_several_labels_and_of_one_are_those_given(double, precision):
-    told = GOLDEN["multi_label"]
-    found = values(made("multi_label"), logits(told["inputs"]["probabilities"]), np.array(told["inputs"]["targets"]))
-    for name, of in {"mean_ap": "mean_ap", "micro_ap": "micro_ap", "micro_f1": "micro_f1_at_half"}.items():
-        np.testing.assert_allclose(found[name], told["expected"][of], **precision, err_msg=name)
-    assert found["labels_with_positives"] == sum(ap is not None for ap in told["expected"]["ap_by_label"])
-    told = GOLDEN["binary"]
-    given = logits(told["inputs"]["probabilities"])[:, None], np.array(told["inputs"]["targets"])
-    found = values(made("binary"), *given)
-    for name, expected in told["expected"].items():
-        np.testing.assert_allclose(found[name], expected, **precision, err_msg=name)
-
-
-@DOUBLE
-def test_metrics_and_losses_of_numbers_are_those_given(double, precision):
-    told = GOLDEN["regression"]
-    predictions, targets = (np.array(told["inputs"][name]) for name in ("predictions", "targets"))
-    task = made("regression")
-    losses = jax.vmap(task.loss)(jnp.asarray(predictions), jnp.asarray(targets))
-    np.testing.assert_allclose(losses, told["expected"]["record_loss"], **precision)
-    found = values(task, predictions, targets)
-    for name in ("mse", "mae", "r2"):
-        np.testing.assert_allclose(found[name], told["expected"][name], **precision, err_msg=name)
-    np.testing.assert_allclose(found["rmse"] ** 2, told["expected"]["mse"], **precision)
+@pytest.mark.parametrize("name", MEASURED)
+def test_metrics_are_those_given(name, precision):
+    (arrays_of, names), expected = MEASURED[name], GOLDEN[name]["expected"]
+    scores, targets = map(np.array, arrays_of(GOLDEN[name]["inputs"]))
+    found = values(made(name), scores, targets)
+    for metric, of in names.items():
+        np.testing.assert_allclose(found[metric], expected[of], **precision, err_msg=metric)
+    if name == "multi_label":
+        assert found["labels_with_positives"] == sum(ap is not None for ap in expected["ap_by_label"])
+    if name == "regression":
+        np.testing.assert_allclose(found["rmse"] ** 2, expected["mse"], **precision)
+        losses = jax.vmap(made(name).loss)(jnp.asarray(scores), jnp.asarray(targets))
+        np.testing.assert_allclose(losses, expected["record_loss"], **precision)
 
 
 def slow_average_precision(scores, truth):
@@ -241,7 +241,7 @@ def test_metrics_of_groups_are_those_of_each_group_alone(name):
         for metric in task.metrics:
             np.testing.assert_allclose(found[metric.name][group], alone[metric.name][0], err_msg=metric.name)
     counted = {metric.name for metric in task.metrics if metric.better}
-    assert all(math.isnan(found[metric][4]) for metric in counted if metric != "mean_ap" or task.name != "own")
+    assert all(math.isnan(found[metric][4]) for metric in counted)
 
 
 @pytest.mark.parametrize("name", [*SHAPES, "own"])
@@ -250,14 +250,8 @@ def test_a_file_tells_a_task_so_that_its_measures_are_known_without_it(name):
     assert measures_of(json.loads(json.dumps(describe_task(task)))) == measures_of_task(task)
     main = measures_of_task(task).main
     assert main.name == ("test_loss" if name == "own" else f"test_{task.metrics[0].name}")
-    directions = {
-        "perplexity": -1,
-        "perplexity_no_oov": -1,
-        "rmse": -1,
-        "mse": -1,
-        "mae": -1,
-        "labels_with_positives": 0,
-    }
+    falling = ("perplexity", "perplexity_no_oov", "rmse", "mse", "mae")
+    directions = dict.fromkeys(falling, -1) | {"labels_with_positives": 0}
     for metric in task.metrics:
         assert measures_of_task(task)[f"test_{metric.name}"].better == directions.get(metric.name, 1)
 
