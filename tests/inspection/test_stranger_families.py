@@ -612,15 +612,6 @@ def raw_norm(self, key, update, *rest):
     return own.Clips.message(self, key, update, *rest)[0], jnp.linalg.norm(update)
 
 
-def without_reach(self, key, t, mean, extra, state, reach, expected):
-    return own.Clips.release(self, key, t, mean, extra, state, 0.3, expected)
-
-
-def quiet_later(self, key, t, mean, extra, state, reach, expected):
-    loud = own.Clips.release(self, key, t, mean, extra, state, reach, expected)[0]
-    return jnp.where(t < 3, loud, mean), state
-
-
 def one_round(self, noise, attendance):
     return own.Clips.event(self, noise, attendance._replace(rounds=1, times=1.0))
 
@@ -676,10 +667,6 @@ def times_rate(self, key, step, size):
     return step.rate * own.JaxNormals.draw(self, key, step, size)
 
 
-def silent_late(self, key, step, size):
-    return jnp.where(step.number < 4, 1.0, 0.0) * own.JaxNormals.draw(self, key, step, size)
-
-
 def own_seed(self, keys, round_index, shares):
     return own.Coins.sample(self, parts.CohortKeys.of(jax.random.key(3), round_index), round_index, shares)
 
@@ -687,12 +674,6 @@ def own_seed(self, keys, round_index, shares):
 def fewer_others(self, num_clients, known):
     size = self.size if known == 0 else 1
     return WithoutReplacement(size, num_clients - known), Adjacency.REPLACE_ONE
-
-
-def middle_sizes(self, key, records, steps, largest, smallest):
-    found = own.Picks.sample(self, key, records, steps, largest, smallest)
-    first = jnp.broadcast_to(jnp.arange(self.size), found.positions.shape)
-    return found._replace(positions=jnp.where((records > 8) & (records < 12), first, found.positions))
 
 
 @fdp.value
@@ -736,8 +717,6 @@ LIES |= {
             "of a growing clip": {"message": growing, "release": doubled_state, **ONE},
             "of momentum before noise": {"release": momentum, "init": lambda self: jnp.zeros(12)},
             "of a raw norm beside": {"message": raw_norm},
-            "without its reach": {"release": without_reach},
-            "quiet after some rounds": {"release": quiet_later},
             "of one round in its event": {"event": one_round},
             "of a smaller sample in its event": {"event": thousandfold},
         }.items()
@@ -764,10 +743,8 @@ LIES |= {
     },
     "bound that is not finite": with_privatizer(RECORD, bound=lying(own.Normalise(), apply=naive)),
     "noise times the rate": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=times_rate)),
-    "noise that falls silent": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=silent_late)),
     "cohort of a seed of its own": replace(CLIENT, cohort=lying(COINS, sample=own_seed)),
     "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplification=fewer_others)),
-    "batches wrong for some sizes": steps(RECORD, batches=lying(PICKS, sample=middle_sizes)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
     "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),
     "correction at a late rate": steps(OUTPUT, corrections=(LateDecay(),), schedule=late),
