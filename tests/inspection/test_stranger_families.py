@@ -612,6 +612,10 @@ def raw_norm(self, key, update, *rest):
     return own.Clips.message(self, key, update, *rest)[0], jnp.linalg.norm(update)
 
 
+def without_reach(self, key, t, mean, extra, state, reach, expected):
+    return own.Clips.release(self, key, t, mean, extra, state, 0.3, expected)
+
+
 def one_round(self, noise, attendance):
     return own.Clips.event(self, noise, attendance._replace(rounds=1, times=1.0))
 
@@ -667,6 +671,10 @@ def times_rate(self, key, step, size):
     return step.rate * own.JaxNormals.draw(self, key, step, size)
 
 
+def silent_late(self, key, step, size):
+    return jnp.where(step.number < 4, 1.0, 0.0) * own.JaxNormals.draw(self, key, step, size)
+
+
 def own_seed(self, keys, round_index, shares):
     return own.Coins.sample(self, parts.CohortKeys.of(jax.random.key(3), round_index), round_index, shares)
 
@@ -717,6 +725,7 @@ LIES |= {
             "of a growing clip": {"message": growing, "release": doubled_state, **ONE},
             "of momentum before noise": {"release": momentum, "init": lambda self: jnp.zeros(12)},
             "of a raw norm beside": {"message": raw_norm},
+            "without its reach": {"release": without_reach},
             "of one round in its event": {"event": one_round},
             "of a smaller sample in its event": {"event": thousandfold},
         }.items()
@@ -743,6 +752,7 @@ LIES |= {
     },
     "bound that is not finite": with_privatizer(RECORD, bound=lying(own.Normalise(), apply=naive)),
     "noise times the rate": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=times_rate)),
+    "noise that falls silent": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=silent_late)),
     "cohort of a seed of its own": replace(CLIENT, cohort=lying(COINS, sample=own_seed)),
     "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplification=fewer_others)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
