@@ -177,9 +177,7 @@ def examined(name, algorithm):
 LONG = (
     "CyclicPoissonCohort",
     "SeparatedCohort",
-    "AllocatedCohort",
     "TruncatedPoissonCohort",
-    "ClientGaussian",
     "BandedNoise",
     "BinnedCohort",
     "MultinomialCohort",
@@ -190,9 +188,18 @@ LONG = (
 )
 
 
-# CI examines the first in tests/rounds/test_personal.py, the others by test_a_right_algorithm_passes_every_check,
-# tests/tools/testing/test_testing.py: half a minute in all
-LONGEST = ("PersonalSgd", "LocalSgd", "RecordGaussian", "ClipRecords", "Estimator", "WhiteNoise")
+# CI examines the first in tests/rounds/test_personal.py, the second law as BinnedCohort is, the others by
+# test_a_right_algorithm_passes_every_check, tests/tools/testing/test_testing.py: three quarters of a minute in all
+LONGEST = (
+    "PersonalSgd",
+    "AllocatedCohort",
+    "ClientGaussian",
+    "LocalSgd",
+    "RecordGaussian",
+    "ClipRecords",
+    "Estimator",
+    "WhiteNoise",
+)
 
 
 def mark_of(name):
@@ -230,6 +237,10 @@ def a_tenth(self, shares):
     return 0.1 * parts.PoissonCohort.rates(self, shares), 1
 
 
+def fainter(self, key, step, size):
+    return 0.9 * parts.WhiteNoise.draw(self, key, step, size)
+
+
 def a_round_later(self, keys, round_index, shares):
     return parts.LoggedCohort.sample(self, keys, round_index + 1, shares)
 
@@ -237,10 +248,6 @@ def a_round_later(self, keys, round_index, shares):
 def always_the_same(self, key, records, steps, largest, smallest):
     found = parts.FixedBatches.sample(self, key, records, steps, largest, smallest)
     return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
-
-
-def fainter(self, key, step, size):
-    return 0.9 * parts.WhiteNoise.draw(self, key, step, size)
 
 
 LYING = {

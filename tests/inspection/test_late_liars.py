@@ -483,11 +483,9 @@ def epsilon(algorithm, rounds, data):
 # one of a privatizer, of a transport and of local steps
 FAMILIES = (
     "noise silent for ids from 1,000 on",
-    "privatizer quiet for large batches",
     "privatizer quiet for large parameters",
     "upload annealed after 40 of 100",
     "cohort with client 0 from round 1,000 on",
-    "privatizer silent for client 777",
     "transport louder for ids from 1,000 on",
     "local steps of a known key from round 100 on",
 )

@@ -117,7 +117,8 @@ def test_an_event_that_states_no_law_is_refused_in_one_line():
         fdp.guarantee(liar(event=event), DATA, **RUN)
 
 
-@pytest.mark.slow
+# CI: test_what_is_not_as_its_event_says_is_refused
+@pytest.mark.exhaustive
 def test_conformance_looks_at_its_law_and_its_norm():
     assert check_algorithm(LAPLACE, DATA, model=MODEL, only=("sensitivity", "noise"))
     with pytest.raises(AssertionError, match="by at most the sensitivity"):

@@ -179,7 +179,7 @@ def test_the_trace_tells_that_the_round_decides_which_bits_a_noise_is_made_of(na
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(LATE, ("two_that_become_one", "steps_that_share")))
+@pytest.mark.parametrize("name", usual(LATE, ("two_that_become_one",)))
 def test_noise_that_meets_itself_late_is_refused(name):
     model = fdp.model(nn.Dense(3), FEW)
     for algorithm in (by_record(LATE[name]), by_client(LATE[name])):

@@ -616,11 +616,6 @@ def without_reach(self, key, t, mean, extra, state, reach, expected):
     return own.Clips.release(self, key, t, mean, extra, state, 0.3, expected)
 
 
-def quiet_later(self, key, t, mean, extra, state, reach, expected):
-    loud = own.Clips.release(self, key, t, mean, extra, state, reach, expected)[0]
-    return jnp.where(t < 3, loud, mean), state
-
-
 def one_round(self, noise, attendance):
     return own.Clips.event(self, noise, attendance._replace(rounds=1, times=1.0))
 
@@ -689,12 +684,6 @@ def fewer_others(self, num_clients, known):
     return WithoutReplacement(size, num_clients - known), Adjacency.REPLACE_ONE
 
 
-def middle_sizes(self, key, records, steps, largest, smallest):
-    found = own.Picks.sample(self, key, records, steps, largest, smallest)
-    first = jnp.broadcast_to(jnp.arange(self.size), found.positions.shape)
-    return found._replace(positions=jnp.where((records > 8) & (records < 12), first, found.positions))
-
-
 @fdp.value
 class SignRule(parts.LocalRule):
     """Its `is_sgd` is inherited: it says that it is not there."""
@@ -737,7 +726,6 @@ LIES |= {
             "of momentum before noise": {"release": momentum, "init": lambda self: jnp.zeros(12)},
             "of a raw norm beside": {"message": raw_norm},
             "without its reach": {"release": without_reach},
-            "quiet after some rounds": {"release": quiet_later},
             "of one round in its event": {"event": one_round},
             "of a smaller sample in its event": {"event": thousandfold},
         }.items()
@@ -767,7 +755,6 @@ LIES |= {
     "noise that falls silent": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=silent_late)),
     "cohort of a seed of its own": replace(CLIENT, cohort=lying(COINS, sample=own_seed)),
     "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplification=fewer_others)),
-    "batches wrong for some sizes": steps(RECORD, batches=lying(PICKS, sample=middle_sizes)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
     "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),
     "correction at a late rate": steps(OUTPUT, corrections=(LateDecay(),), schedule=late),

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 from helpers import noise_of_steps
 
-from fedjax_dp.parts.client_privacy import (
-    server_noise,
-)
+from fedjax_dp.parts.client_privacy import server_noise
 from fedjax_dp.parts.noise import BandedNoise, WhiteNoise
 
 
@@ -17,17 +15,10 @@ def test_noise_of_clients_steps_and_rounds_is_independent():
     noise = noise_of_steps(size=4_000, rounds=3, num_clients=4).reshape(12, -1)
     limit = 5.6 / np.sqrt(noise.shape[1])  # 66 pairs at 1e-6 together
     correlations = np.corrcoef(noise)[np.triu_indices(12, 1)]
-    assert np.abs(correlations).max() < limit
+    assert np.abs(correlations).max() < limit < np.abs(np.corrcoef(noise[0], noise[0])[0, 1])
     two_steps = noise_of_steps(size=13_000, rounds=1, num_clients=1, steps=2)[0, 0]
     ratio = two_steps.std() / (3.0 * 0.5 / 2)
     assert abs(ratio**2 / 2 - 1) * np.sqrt(13_000 / 2) < 4.89  # variances add; a reused key would double them
-
-
-def test_a_key_shared_by_clients_is_rejected():
-    """The check above can fail."""
-    noise = noise_of_steps(size=4_000, rounds=1, num_clients=1)[0]
-    same = np.concatenate([noise, noise])
-    assert np.abs(np.corrcoef(same)[0, 1]) > 5.6 / np.sqrt(noise.shape[1])
 
 
 def test_banded_noise_is_the_stated_combination_of_white_noise():
