@@ -9,108 +9,172 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from fedjax_dp.gradients import winograd
 from fedjax_dp.gradients.equations import convolution_of
 from fedjax_dp.gradients.outer_products import Convolution, mask_infinite
 
 CACHE = 2**20  # bytes of windows at once, about half of the second cache of a CPU core
+CHANNELS = 16  # from so many on, minimal filtering saves more products than it adds sums
 
 OfRecords = Callable[[jax.Array, jax.Array], jax.Array]  # of records `(n, ...)` and a kernel: results `(n, ...)`
 
 
+class Operand(NamedTuple):
+    """The images of records `(n, ..., channels)`, and their windows `(n, ..., k)`, which a CPU does not build."""
+
+    images: jax.Array
+    windows: jax.Array
+
+
 @dataclasses.dataclass(frozen=True)
 class RecordConvolution(Convolution):
-    """A convolution without groups that builds its windows wherever they are needed, and keeps none.
-
-    Images are `(n, *space, channels)`, results `(n, *space, o)`, the kernel `(k, o)`.
-    """
+    """A convolution without groups whose kernel is `(k, o)`."""
 
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         rule, (x, kernel) = convolution_of(equation), values
-        x = self.channels_last(mask_infinite(x, probed))
+        images = self.channels_last(mask_infinite(x, probed))
+        windows = math.prod(jax.eval_shape(self._windows, images).shape[1:])
 
-        def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
-            seen = self.windows(x)[..., 0, :]
+        def product(seen: jax.Array, kernel: jax.Array) -> jax.Array:
             return jnp.matmul(seen, kernel, precision=rule.precision, preferred_element_type=rule.kind)
 
-        def by_platform(function: OfRecords) -> OfRecords:
-            def few(records: jax.Array, kernel: jax.Array) -> jax.Array:
-                rows = self._rows(len(records), x.shape[1:])
+        def of_images(images: jax.Array, kernel: jax.Array) -> jax.Array:
+            return product(self._windows(images), kernel)
+
+        def of_few(images: jax.Array, kernel: jax.Array) -> jax.Array:
+            if not self.minimal:
+                return of_images(images, kernel)
+            return winograd.convolve(self._pad(images), kernel.reshape(self._kernel_shape))
+
+        def image_gradient(e: jax.Array, kernel: jax.Array) -> jax.Array:
+            shape = jax.ShapeDtypeStruct((len(e), *images.shape[1:]), images.dtype)
+            (gradient,) = jax.linear_transpose(functools.partial(of_images, kernel=kernel), shape)(e)
+            return gradient
+
+        def image_gradient_of_few(e: jax.Array, kernel: jax.Array) -> jax.Array:
+            if not self.minimal:
+                return image_gradient(e, kernel)
+            turned = kernel.reshape(self._kernel_shape)[::-1, ::-1].swapaxes(2, 3)
+            around = [(size - 1, size - 1, 0) for size in turned.shape[:2]]
+            wide = lax.pad(e, jnp.zeros((), e.dtype), [(0, 0, 0), *around, (0, 0, 0)])
+            return self._pad(winograd.convolve(wide, turned), -1)
+
+        def few(function: OfRecords) -> OfRecords:
+            def blocks(records: jax.Array, kernel: jax.Array) -> jax.Array:
+                rows = rows_at_once(len(records), windows)
                 return _over_blocks(functools.partial(function, kernel=kernel), rows, records)
 
-            return functools.partial(lax.platform_dependent, cpu=_merged(few), default=function)
-
-        def input_gradient(e: jax.Array, kernel: jax.Array) -> jax.Array:
-            image = jax.ShapeDtypeStruct((len(e), *x.shape[1:]), x.dtype)
-            (back,) = jax.linear_transpose(lambda x: product(x, kernel), image)(e)
-            return back
+            return _merged(blocks)
 
         @jax.custom_vjp
-        def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
-            return by_platform(product)(x, kernel)
+        def convolve(images: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Operand]:
+            read = Operand(images, self._windows(images))
+            result = lax.platform_dependent(
+                read,
+                kernel,
+                cpu=lambda read, kernel: few(of_few)(read.images, kernel),
+                default=lambda read, kernel: product(read.windows, kernel),
+            )
+            return result, read
 
-        def forward(x: jax.Array, kernel: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            return convolve(x, kernel), (x, kernel)
+        def forward(images: jax.Array, kernel: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+            result, read = convolve(images, kernel)
+            return (result, read), (read.windows, kernel)
 
-        def backward(read: tuple[jax.Array, jax.Array], e: jax.Array) -> tuple[jax.Array, jax.Array]:
-            x, kernel = read
-            (by_kernel,) = jax.linear_transpose(lambda kernel: product(x, kernel), kernel)(e)
-            return by_platform(input_gradient)(e, kernel), by_kernel
+        def backward(saved: tuple[jax.Array, jax.Array], cotangents: Any) -> tuple[jax.Array, jax.Array]:
+            (seen, kernel), e = saved, cotangents[0]
+            (by_kernel,) = jax.linear_transpose(functools.partial(product, seen), kernel)(e)
+            by_image = lax.platform_dependent(e, kernel, cpu=few(image_gradient_of_few), default=image_gradient)
+            return by_image, by_kernel
 
         convolve.defvjp(forward, backward)
-        return [self.channels_placed(convolve(x, self.matrix(kernel[None])[0, 0]))], x
+        result, read = convolve(images, self.matrix(kernel[None])[0, 0])
+        return [self.channels_placed(result)], read
 
-    def factors(self, read: jax.Array, e: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Images and cotangents of records, `(n, images, *space, channels)` and `(n, 1, t, o)`."""
+    def factors(self, read: Any, e: jax.Array) -> tuple[Any, jax.Array]:
+        """The Operand of records, and cotangents `(n, 1, t, o)`."""
         records, outputs, *space = self.numbers.out_spec
         e = e.transpose(0, *(1 + axis for axis in (records, *space, outputs)))
         return read, e.reshape(len(e), 1, -1, e.shape[-1])
 
-    def record_gradients(self, x: jax.Array, v: jax.Array) -> jax.Array:
+    def record_gradients(self, read: Operand, v: jax.Array) -> jax.Array:
         """The gradients of records by the kernel `(n, 1, o, k)`, from what `factors` returns."""
 
-        def several(x: jax.Array, v: jax.Array) -> jax.Array:
-            return jnp.einsum("nto,ntk->nok", v[:, 0], self._positions(x))[:, None]
+        def several(windows: jax.Array, v: jax.Array) -> jax.Array:
+            u = windows.reshape(len(v), -1, windows.shape[-1])
+            return jnp.einsum("nto,ntk->nok", v[:, 0], u)[:, None]
 
-        def few(x: jax.Array, v: jax.Array) -> jax.Array:
-            return _over_blocks(several, self._rows(len(x), x.shape[1:]), x, v)
+        def few(read: Operand, v: jax.Array) -> jax.Array:
+            if self.minimal:
+                return lax.map(lambda one: self._kernel_gradient(*one).T[None], (read.images, v))
+            rows = rows_at_once(len(v), math.prod(read.windows.shape[1:]))
+            return _over_blocks(lambda images, v: several(self._of_records(images), v), rows, read.images, v)
 
-        return lax.platform_dependent(x, v, cpu=few, default=several)
+        return lax.platform_dependent(read, v, cpu=few, default=lambda read, v: several(read.windows, v))
 
-    def total(self, x: jax.Array, v: jax.Array) -> jax.Array:
+    def total(self, read: Operand, v: jax.Array) -> jax.Array:
         """The sum of the gradients of records `(1, k, o)`."""
 
-        def several(x: jax.Array, v: jax.Array) -> jax.Array:
-            u = self._positions(x)
-            return (u.reshape(-1, u.shape[-1]).T @ v.reshape(-1, v.shape[-1]))[None]
+        def several(windows: jax.Array, v: jax.Array) -> jax.Array:
+            return (windows.reshape(-1, windows.shape[-1]).T @ v.reshape(-1, v.shape[-1]))[None]
 
-        def few(x: jax.Array, v: jax.Array) -> jax.Array:
-            rows = self._rows(len(x), x.shape[1:])
-            if rows == len(x):
-                return several(x, v)
-            blocks = [a.reshape(-1, rows, *a.shape[1:]) for a in (x, v)]
-            start = jnp.zeros_like(jax.eval_shape(several, x, v))
-            return lax.scan(lambda sum_, block: (sum_ + several(*block), None), start, blocks)[0]
+        def few(read: Operand, v: jax.Array) -> jax.Array:
+            rows = rows_at_once(len(v), math.prod(read.windows.shape[1:]))
+            blocks = [a.reshape(-1, rows, *a.shape[1:]) for a in (read.images, v)]
+            start = jnp.zeros((1, read.windows.shape[-1], v.shape[-1]), v.dtype)
 
-        return lax.platform_dependent(x, v, cpu=few, default=several)
+            def add(sum_: jax.Array, block: list[jax.Array]) -> tuple[jax.Array, None]:
+                images, v = block
+                if self.minimal:
+                    return sum_ + self._kernel_gradient(images.reshape(-1, *images.shape[2:]), v)[None], None
+                return sum_ + several(self._of_records(images), v), None
 
-    def _positions(self, x: jax.Array) -> jax.Array:
-        """The windows of records `(n, t, k)`."""
-        windows = self.windows(x.reshape(-1, *x.shape[2:]))
-        return windows.reshape(len(x), -1, windows.shape[-1])
+            return lax.scan(add, start, blocks)[0]
 
-    def _rows(self, records: int, image: tuple[int, ...]) -> int:
-        """How many records are computed at once: a divisor of their number."""
-        shape = jax.ShapeDtypeStruct((math.prod(image[: -len(self.strides) - 1]), *image[-len(self.strides) - 1 :]), "float32")
-        each = math.prod(jax.eval_shape(self.windows, shape).shape) * shape.dtype.itemsize
-        most = max(1, CACHE // max(1, each))
-        return next(rows for rows in range(min(records, most), 0, -1) if records % rows == 0)
+        return lax.platform_dependent(read, v, cpu=few, default=lambda read, v: several(read.windows, v))
+
+    @property
+    def minimal(self) -> bool:
+        """Whether a CPU uses fewer products than the kernel has entries."""
+        outputs, channels, *space = self.numbers.rhs_spec
+        plain = {*self.strides, *self.spread, *self.dilation} == {1} and len(space) == 2
+        return plain and self.kernel[space[-1]] in winograd.LENGTHS and self.kernel[channels] >= CHANNELS
+
+    @property
+    def _kernel_shape(self) -> tuple[int, ...]:
+        outputs, channels, *space = self.numbers.rhs_spec
+        return tuple(self.kernel[axis] for axis in (*space, channels, outputs))
+
+    def _pad(self, images: jax.Array, sign: int = 1) -> jax.Array:
+        """The images with their padding, or without it if `sign` is -1."""
+        edges = [(sign * low, sign * high, 0) for low, high in self.padding]
+        return lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+
+    def _kernel_gradient(self, images: jax.Array, v: jax.Array) -> jax.Array:
+        """The gradient by the kernel `(k, o)`, summed over images, by minimal filtering."""
+        padded, (rows, length, *_) = self._pad(images), self._kernel_shape
+        e = v.reshape(len(images), padded.shape[1] - rows + 1, padded.shape[2] - length + 1, v.shape[-1])
+        return winograd.kernel_gradient(padded, e, rows, length).reshape(-1, v.shape[-1])
+
+    def _windows(self, images: jax.Array) -> jax.Array:
+        return self.windows(images)[..., 0, :]
+
+    def _of_records(self, images: jax.Array) -> jax.Array:
+        """The windows of records, each of which may be several images."""
+        return self._windows(images.reshape(-1, *images.shape[2:]))
+
+
+def rows_at_once(records: int, windows: int) -> int:
+    """How many of the records, with so many numbers in the windows of each, are computed at once: a divisor."""
+    most = max(1, CACHE // (4 * max(1, windows)))
+    return next((rows for rows in range(min(records, most), 0, -1) if records % rows == 0), records)
 
 
 def _over_blocks(function: Callable[..., jax.Array], rows: int, *arrays: jax.Array) -> jax.Array:
