@@ -158,7 +158,7 @@ def table(rows):
     lines = [
         "# Convolutions on a CPU core, by shape",
         "",
-        "Written by `python benchmarks/convolutions.py`: milliseconds of a gradient, times those with windows of a batch.",
+        "Written by `benchmarks/convolutions.py`: milliseconds of a gradient, over those with windows of the whole batch.",
         "",
         "| shape | sum | clipped sum |",
         "| --- | --- | --- |",

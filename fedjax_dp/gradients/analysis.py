@@ -349,13 +349,14 @@ def _weight(matrix: np.ndarray, uses: list[Use]) -> WeightMatrix:
 
 
 def _few_records_at_a_time(weight: WeightMatrix) -> WeightMatrix:
-    """The weight; a kernel of one convolution of float32 images keeps no windows if its record gradients are built."""
+    """The weight; if its record gradients are built, a CPU convolves a few float32 images at a time."""
     use, *others = weight.uses
-    product = use.outer_product
-    plain = type(product.geometry) is Convolution and product.geometry.groups == 1 and product.out.dtype == jnp.float32
-    if others or use.swapped or product.loops or not plain or not weight.by_kernel:
+    product, geometry = use.outer_product, use.outer_product.geometry
+    if others or use.swapped or product.loops or not weight.by_kernel or product.out.dtype != jnp.float32:
         return weight
-    fields = {field.name: getattr(product.geometry, field.name) for field in dataclasses.fields(product.geometry)}
+    if type(geometry) is not Convolution or not RecordConvolution.fits(geometry):
+        return weight
+    fields = {field.name: getattr(geometry, field.name) for field in dataclasses.fields(geometry)}
     return weight._replace(uses=(use._replace(outer_product=product._replace(geometry=RecordConvolution(**fields))),))
 
 

@@ -140,10 +140,16 @@ class RecordConvolution(Convolution):
 
         return lax.platform_dependent(read, v, cpu=few, default=lambda read, v: several(read.windows, v))
 
+    @staticmethod
+    def fits(one: Convolution) -> bool:
+        """Whether the windows of an ungrouped convolution are at least twice as large as its images."""
+        entries = math.prod(one.kernel[axis] for axis in one.numbers.rhs_spec[2:])
+        return one.groups == 1 and entries >= 2 * math.prod(one.strides)
+
     @property
     def minimal(self) -> bool:
         """Whether a CPU uses fewer products than the kernel has entries."""
-        outputs, channels, *space = self.numbers.rhs_spec
+        _, channels, *space = self.numbers.rhs_spec
         plain = {*self.strides, *self.spread, *self.dilation} == {1} and len(space) == 2
         return plain and self.kernel[space[-1]] in winograd.LENGTHS and self.kernel[channels] >= CHANNELS
 
