@@ -158,7 +158,7 @@ def table(rows):
     lines = [
         "# Convolutions on a CPU core, by shape",
         "",
-        "Written by `benchmarks/convolutions.py`: milliseconds of a gradient, over those with windows of the whole batch.",
+        "Written by `benchmarks/convolutions.py`: milliseconds of a gradient, and its ratio.",
         "",
         "| shape | sum | clipped sum |",
         "| --- | --- | --- |",
