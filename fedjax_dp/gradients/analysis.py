@@ -9,6 +9,7 @@ takes memory of records x parameter (nothing extra for biases, scales and positi
 an activation).
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from fedjax_dp.gradients import equations, program
 from fedjax_dp.gradients.model import joined, split
 from fedjax_dp.gradients.outer_products import Convolution, Geometry, Operand, OuterProduct, Shift, recognise
 from fedjax_dp.gradients.program import Sites
+from fedjax_dp.gradients.record_convolutions import RecordConvolution
 from fedjax_dp.gradients.record_independence import require_own_operations
 from fedjax_dp.gradients.views import ParameterView, leaf_view, move_entries, narrow
 from fedjax_dp.pytrees import path_name
@@ -93,9 +95,12 @@ class GradientPlan(NamedTuple):
     features: tuple[Path, Any, bool] | None  # the last product with parameters outside loops: its path, its other
     #                                          operand, and whether this operand depends on parameters
 
-    def run(self, leaves: Sequence[Any], frozen: Any, record: Any, probes: Any = None) -> tuple[Any, Any]:
-        """The outputs, and the values read at the sites in `probes`."""
-        sites = self.products if probes is None else merge_sites(self.outer_products, self.products)
+    def run(
+        self, leaves: Sequence[Any], frozen: Any, record: Any, probes: Any = None, sites: Sites | None = None
+    ) -> tuple[Any, Any]:
+        """The outputs, and the values read at the sites in `probes`: outer products, unless `sites` replace others."""
+        recorded = self.outer_products if sites is None else sites
+        sites = self.products if probes is None else merge_sites(recorded, self.products)
         arguments = [*leaves, *jax.tree.leaves((frozen, record))]
         outputs, seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, probes or {})
         return jax.tree.unflatten(jax.tree.structure(self.out), outputs), seen
@@ -108,6 +113,11 @@ class GradientPlan(NamedTuple):
         arguments = [*leaves, *jax.tree.leaves((frozen, record))]
         seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, program.nest({path: None}))[1]
         return program.entry_at(seen, path)
+
+    @property
+    def record_convolutions(self) -> tuple[WeightMatrix, ...]:
+        """Kernels whose gradient is summed over a few records at a time, also without clipping."""
+        return tuple(one for one in self.weights if isinstance(one.uses[0].outer_product.geometry, RecordConvolution))
 
     @property
     def bytes_per_record(self) -> int:
@@ -281,12 +291,8 @@ class _Analysis:
         return results
 
     def plan(self, out: Any) -> GradientPlan:
-        weights = self.weights()
-        factored = {
-            path: outer_product
-            for path, outer_product in self.outer_products.items()
-            if not outer_product.view.leaves & self.direct.keys()
-        }
+        weights = tuple(map(_few_records_at_a_time, self.weights()))
+        factored = {use.path: use.outer_product for weight in weights for use in weight.uses}
         covered = frozenset().union(*(weight.leaves for weight in weights))
         unused = (at for at in range(len(self.leaves)) if at not in covered and at not in self.direct)
         return GradientPlan(
@@ -340,6 +346,18 @@ def _weight(matrix: np.ndarray, uses: list[Use]) -> WeightMatrix:
         matrix, uses = matrix.swapaxes(1, 2), [use._replace(swapped=not use.swapped) for use in uses]
     blocks, k, o = matrix.shape
     return WeightMatrix((blocks, k, o), tuple(uses))
+
+
+def _few_records_at_a_time(weight: WeightMatrix) -> WeightMatrix:
+    """The weight; if its record gradients are built, a CPU convolves a few float32 images at a time."""
+    use, *others = weight.uses
+    product, geometry = use.outer_product, use.outer_product.geometry
+    if others or use.swapped or product.loops or not weight.by_kernel or product.out.dtype != jnp.float32:
+        return weight
+    if type(geometry) is not Convolution or not RecordConvolution.fits(geometry):
+        return weight
+    fields = {field.name: getattr(geometry, field.name) for field in dataclasses.fields(geometry)}
+    return weight._replace(uses=(use._replace(outer_product=product._replace(geometry=RecordConvolution(**fields))),))
 
 
 def _differentiable(variable: Any) -> bool:

@@ -15,6 +15,7 @@ from fedjax_dp import errors
 from fedjax_dp.gradients import norms, program
 from fedjax_dp.gradients.analysis import GradientPlan, plan_of
 from fedjax_dp.gradients.model import Model, split
+from fedjax_dp.gradients.outer_products import OuterProduct
 from fedjax_dp.gradients.record_independence import require_own_operations
 
 MEMORY = 2**28  # bytes of record gradients in memory at once
@@ -127,16 +128,45 @@ def _sum_part(
     return BatchGradient(gradient, jnp.where(mask, losses, 0.0), mask & (factors < 1), before, mask & (factors == 0))
 
 
+class _WithProbe(NamedTuple):
+    """An outer product of a gradient without a bound: its operand may be infinite."""
+
+    outer_product: OuterProduct
+
+    def bind(self, equation: Any, values: list[Any], probe: jax.Array) -> tuple[list[Any], Any]:
+        outputs, read = self.outer_product.geometry.bind(equation, values, None)
+        return [outputs[0] + probe], read
+
+
 def plain_sum(
     model: Model, params: Any, x: Any, y: Any, mask: jax.Array, *, keys: jax.Array | None = None
 ) -> BatchGradient:
     """Sum over records of the gradients without clipping; no bound, no privacy."""
 
-    def total(params: Any) -> tuple[jax.Array, jax.Array]:
-        values = jnp.where(mask, losses(model, params, x, y, keys), 0.0)
-        return values.sum(), values
+    plan = loss_plan(model, params, x, y, keys)
+    leaves, structure = jax.tree.flatten(params)
+    frozen, kernels = split(model)[1], plan.record_convolutions
+    sites = {weight.uses[0].path: _WithProbe(weight.uses[0].outer_product) for weight in kernels}
+    separate = frozenset().union(*(weight.leaves for weight in kernels))
 
-    (_, values), gradient = jax.value_and_grad(total, has_aux=True)(params)
+    def total(free: dict[int, jax.Array], probes: Any) -> tuple[jax.Array, Any]:
+        def one(record: Any, probes: Any) -> tuple[jax.Array, Any]:
+            own = [free.get(at, leaf) for at, leaf in enumerate(leaves)]
+            return plan.run(own, frozen, record, probes, program.nest(sites))
+
+        values, seen = jax.vmap(one)((x, y, keys), probes)
+        values = jnp.where(mask, values, 0.0)
+        return values.sum(), (values, seen)
+
+    free = {at: leaf for at, leaf in enumerate(leaves) if at not in separate}
+    zeros = {path: jnp.zeros((len(mask), *site.outer_product.probe.shape)) for path, site in sites.items()}
+    differentiated = jax.value_and_grad(total, (0, 1), has_aux=True)
+    (_, (values, seen)), (gradients, cotangents) = differentiated(free, program.nest(zeros))
+    for weight in kernels:
+        outer_product = weight.uses[0].outer_product
+        (one,) = norms.factors_of(weight, seen, cotangents)
+        gradients |= outer_product.view.put_back(outer_product.gradient(one.convolution.total(one.u, one.v)), leaves)
+    gradient = jax.tree.unflatten(structure, [gradients[at] for at in range(len(leaves))])
     return BatchGradient(gradient, values, jnp.zeros(mask.shape, bool), jnp.zeros(mask.shape))
 
 

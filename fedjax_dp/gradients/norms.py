@@ -16,6 +16,7 @@ from jax import lax
 from fedjax_dp.gradients import program
 from fedjax_dp.gradients.analysis import WeightMatrix
 from fedjax_dp.gradients.outer_products import finite
+from fedjax_dp.gradients.record_convolutions import RecordConvolution
 from fedjax_dp.pytrees import mask_rows
 from fedjax_dp.small_reductions import sum_of_few
 
@@ -29,11 +30,15 @@ SHRINK = 1 - 2.0**-10  # scales products whose factors a GPU rounds to 11 bits (
 
 
 class Factors(NamedTuple):
-    """Outer products at positions of a weight: u `(records, blocks, t, k)` or rows `(records, blocks, t)`, and v."""
+    """Outer products at positions of a weight: u `(records, blocks, t, k)` or rows `(records, blocks, t)`, and v.
+
+    u are the images of `convolution` if there is one.
+    """
 
     lookup: bool
     u: jax.Array
     v: jax.Array
+    convolution: RecordConvolution | None = None
 
 
 def factors_of(weight: WeightMatrix, seen: Any, cotangents: Any) -> list[Factors]:
@@ -42,6 +47,8 @@ def factors_of(weight: WeightMatrix, seen: Any, cotangents: Any) -> list[Factors
     for path, outer_product, swapped, _ in weight.uses:
         u, v = outer_product.factors(program.entry_at(seen, path), program.entry_at(cotangents, path))
         v = finite(v)
+        if isinstance(outer_product.geometry, RecordConvolution):
+            return [Factors(False, u, v, outer_product.geometry)]
         groups.setdefault(outer_product.geometry.lookup, []).append(
             Factors(outer_product.geometry.lookup, *((v, u) if swapped else (u, v)))
         )
@@ -81,6 +88,8 @@ def _record_gradients(weight: WeightMatrix, one: Factors) -> jax.Array:
 
     The precision of a gradient without privacy suffices: these same numbers are measured and clipped.
     """
+    if one.convolution is not None:
+        return one.convolution.record_gradients(one.u, one.v)
     if not one.lookup:
         return _einsum("nbto,nbtk->nbok", one.v, one.u, precision=None)
     records, blocks, positions = one.u.shape

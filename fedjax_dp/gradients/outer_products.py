@@ -124,7 +124,8 @@ def _finite_jvp(primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[
     return finite(*primals), tangents[0]
 
 
-def _mask_infinite(x: jax.Array, probed: bool | None) -> jax.Array:
+def mask_infinite(x: jax.Array, probed: bool | None) -> jax.Array:
+    """`x`, which must be finite if `probed`."""
     return finite(x) if probed and jnp.issubdtype(x.dtype, jnp.floating) else x
 
 
@@ -140,7 +141,7 @@ class Product:
 
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         values = list(values)
-        values[1 - self.side] = _mask_infinite(values[1 - self.side], probed)
+        values[1 - self.side] = mask_infinite(values[1 - self.side], probed)
         return bind(equation, values), values[1 - self.side]
 
     def matrix(self, x: Any) -> Any:
@@ -202,20 +203,27 @@ class Convolution:
 
     def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
         x, kernel = values
-        x = _mask_infinite(x, probed)
-        seen = self.windows(x)  # (records, *space, groups, k)
+        x = mask_infinite(x, probed)
+        seen = self.windows(self.channels_last(x))  # (records, *space, groups, k)
         if self.groups > 1:
             return bind(equation, [x, kernel]), seen
         flat = self.matrix(kernel[None])[0, 0]
         rule = convolution_of(equation)
         result = jnp.matmul(seen[..., 0, :], flat, precision=rule.precision, preferred_element_type=rule.kind)
-        to = self.numbers.out_spec
-        return [result.transpose(np.argsort((to[0], *to[2:], to[1])).tolist())], seen
+        return [self.channels_placed(result)], seen
+
+    def channels_last(self, x: jax.Array) -> jax.Array:
+        """The images as `(records, *space, channels)`."""
+        records, channels, *space = self.numbers.lhs_spec
+        return x.transpose(records, *space, channels)
+
+    def channels_placed(self, result: jax.Array) -> jax.Array:
+        """A result `(records, *space, o)` in the order of the equation."""
+        records, outputs, *space = self.numbers.out_spec
+        return result.transpose(np.argsort((records, *space, outputs)).tolist())
 
     def windows(self, x: jax.Array) -> jax.Array:
         """The window of each output position: `(records, *space, groups, window * channels of the group)`."""
-        records, channels, *space = self.numbers.lhs_spec
-        x = x.transpose(records, *space, channels)
         gaps = [(low, high, wide - 1) for (low, high), wide in zip(self.padding, self.spread)]
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *gaps, (0, 0, 0)])
         size = [self.kernel[axis] for axis in self.numbers.rhs_spec[2:]]

@@ -1,0 +1,207 @@
+"""Convolutions of a few records at a time, so that their windows stay in the cache of a CPU core.
+
+The windows of a batch are many times as large as its images. Writing and reading them takes a CPU longer than the
+products themselves: in the forward pass, for the gradient by the input, and for the gradient by the kernel. Where it
+pays, `winograd` also saves products; the gradients of single records, which are clipped, come from their windows.
+Accelerators compute all records at once.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from fedjax_dp.gradients import winograd
+from fedjax_dp.gradients.equations import convolution_of
+from fedjax_dp.gradients.outer_products import Convolution, mask_infinite
+
+CACHE = 2**22  # bytes of windows at once; between 1 and 8 MiB little changes, on a core with 1 MiB of its own
+CHANNELS = 16  # from so many on, minimal filtering saves more by fewer products than its sums cost
+
+OfRecords = Callable[[jax.Array, jax.Array], jax.Array]  # of records `(n, ...)` and a kernel: results `(n, ...)`
+
+
+class Operand(NamedTuple):
+    """The images of records `(n, ..., channels)`, and their windows `(n, ..., k)`, which a CPU does not build."""
+
+    images: jax.Array
+    windows: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class RecordConvolution(Convolution):
+    """A convolution without groups whose kernel is `(k, o)`."""
+
+    def bind(self, equation: Any, values: list[Any], probed: bool | None) -> tuple[list[Any], Any]:
+        rule, (x, kernel) = convolution_of(equation), values
+        images = self.channels_last(mask_infinite(x, probed))
+        windows = math.prod(jax.eval_shape(self._windows, images).shape[1:])
+
+        def product(seen: jax.Array, kernel: jax.Array) -> jax.Array:
+            return jnp.matmul(seen, kernel, precision=rule.precision, preferred_element_type=rule.kind)
+
+        def of_images(images: jax.Array, kernel: jax.Array) -> jax.Array:
+            return product(self._windows(images), kernel)
+
+        def of_few(images: jax.Array, kernel: jax.Array) -> jax.Array:
+            if not self.minimal:
+                return of_images(images, kernel)
+            return winograd.convolve(self._pad(images), kernel.reshape(self._kernel_shape))
+
+        def image_gradient(e: jax.Array, kernel: jax.Array) -> jax.Array:
+            shape = jax.ShapeDtypeStruct((len(e), *images.shape[1:]), images.dtype)
+            (gradient,) = jax.linear_transpose(functools.partial(of_images, kernel=kernel), shape)(e)
+            return gradient
+
+        def image_gradient_of_few(e: jax.Array, kernel: jax.Array) -> jax.Array:
+            if not self.minimal:
+                return image_gradient(e, kernel)
+            turned = kernel.reshape(self._kernel_shape)[::-1, ::-1].swapaxes(2, 3)
+            around = [(size - 1, size - 1, 0) for size in turned.shape[:2]]
+            wide = lax.pad(e, jnp.zeros((), e.dtype), [(0, 0, 0), *around, (0, 0, 0)])
+            return self._pad(winograd.convolve(wide, turned), -1)
+
+        def few(function: OfRecords) -> OfRecords:
+            def blocks(records: jax.Array, kernel: jax.Array) -> jax.Array:
+                rows = rows_at_once(len(records), windows)
+                return _over_blocks(functools.partial(function, kernel=kernel), rows, records)
+
+            return _merged(blocks)
+
+        @jax.custom_vjp
+        def convolve(images: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Operand]:
+            read = Operand(images, self._windows(images))
+            result = lax.platform_dependent(
+                read,
+                kernel,
+                cpu=lambda read, kernel: few(of_few)(read.images, kernel),
+                default=lambda read, kernel: product(read.windows, kernel),
+            )
+            return result, read
+
+        def forward(images: jax.Array, kernel: jax.Array) -> tuple[Any, tuple[jax.Array, jax.Array]]:
+            result, read = convolve(images, kernel)
+            return (result, read), (read.windows, kernel)
+
+        def backward(saved: tuple[jax.Array, jax.Array], cotangents: Any) -> tuple[jax.Array, jax.Array]:
+            (seen, kernel), e = saved, cotangents[0]
+            (by_kernel,) = jax.linear_transpose(functools.partial(product, seen), kernel)(e)
+            by_image = lax.platform_dependent(e, kernel, cpu=few(image_gradient_of_few), default=image_gradient)
+            return by_image, by_kernel
+
+        convolve.defvjp(forward, backward)
+        result, read = convolve(images, self.matrix(kernel[None])[0, 0])
+        return [self.channels_placed(result)], read
+
+    def factors(self, read: Any, e: jax.Array) -> tuple[Any, jax.Array]:
+        """The Operand of records, and cotangents `(n, 1, t, o)`."""
+        records, outputs, *space = self.numbers.out_spec
+        e = e.transpose(0, *(1 + axis for axis in (records, *space, outputs)))
+        return read, e.reshape(len(e), 1, -1, e.shape[-1])
+
+    def record_gradients(self, read: Operand, v: jax.Array) -> jax.Array:
+        """The gradients of records by the kernel `(n, 1, o, k)`, from what `factors` returns."""
+
+        def several(windows: jax.Array, v: jax.Array) -> jax.Array:
+            u = windows.reshape(len(v), -1, windows.shape[-1])
+            return jnp.einsum("nto,ntk->nok", v[:, 0], u)[:, None]
+
+        def few(read: Operand, v: jax.Array) -> jax.Array:
+            rows = rows_at_once(len(v), math.prod(read.windows.shape[1:]))
+            return _over_blocks(lambda images, v: several(self._of_records(images), v), rows, read.images, v)
+
+        return lax.platform_dependent(read, v, cpu=few, default=lambda read, v: several(read.windows, v))
+
+    def total(self, read: Operand, v: jax.Array) -> jax.Array:
+        """The sum of the gradients of records `(1, k, o)`."""
+
+        def several(windows: jax.Array, v: jax.Array) -> jax.Array:
+            return (windows.reshape(-1, windows.shape[-1]).T @ v.reshape(-1, v.shape[-1]))[None]
+
+        def few(read: Operand, v: jax.Array) -> jax.Array:
+            rows = rows_at_once(len(v), math.prod(read.windows.shape[1:]))
+            blocks = [a.reshape(-1, rows, *a.shape[1:]) for a in (read.images, v)]
+            start = jnp.zeros((1, read.windows.shape[-1], v.shape[-1]), v.dtype)
+
+            def add(sum_: jax.Array, block: list[jax.Array]) -> tuple[jax.Array, None]:
+                images, v = block
+                if self.minimal:
+                    return sum_ + self._kernel_gradient(images.reshape(-1, *images.shape[2:]), v)[None], None
+                return sum_ + several(self._of_records(images), v), None
+
+            return lax.scan(add, start, blocks)[0]
+
+        return lax.platform_dependent(read, v, cpu=few, default=lambda read, v: several(read.windows, v))
+
+    @staticmethod
+    def fits(one: Convolution) -> bool:
+        """Whether the windows of an ungrouped convolution are at least twice as large as its images."""
+        entries = math.prod(one.kernel[axis] for axis in one.numbers.rhs_spec[2:])
+        return one.groups == 1 and entries >= 2 * math.prod(one.strides)
+
+    @property
+    def minimal(self) -> bool:
+        """Whether a CPU uses fewer products than the kernel has entries."""
+        _, channels, *space = self.numbers.rhs_spec
+        plain = {*self.strides, *self.spread, *self.dilation} == {1} and len(space) == 2
+        return plain and self.kernel[space[-1]] in winograd.LENGTHS and self.kernel[channels] >= CHANNELS
+
+    @property
+    def _kernel_shape(self) -> tuple[int, ...]:
+        outputs, channels, *space = self.numbers.rhs_spec
+        return tuple(self.kernel[axis] for axis in (*space, channels, outputs))
+
+    def _pad(self, images: jax.Array, sign: int = 1) -> jax.Array:
+        """The images with their padding, or without it if `sign` is -1."""
+        edges = [(sign * low, sign * high, 0) for low, high in self.padding]
+        return lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
+
+    def _kernel_gradient(self, images: jax.Array, v: jax.Array) -> jax.Array:
+        """The gradient by the kernel `(k, o)`, summed over images, by minimal filtering."""
+        padded, (rows, length, *_) = self._pad(images), self._kernel_shape
+        e = v.reshape(len(images), padded.shape[1] - rows + 1, padded.shape[2] - length + 1, v.shape[-1])
+        return winograd.kernel_gradient(padded, e, rows, length).reshape(-1, v.shape[-1])
+
+    def _windows(self, images: jax.Array) -> jax.Array:
+        return self.windows(images)[..., 0, :]
+
+    def _of_records(self, images: jax.Array) -> jax.Array:
+        """The windows of records, each of which may be several images."""
+        return self._windows(images.reshape(-1, *images.shape[2:]))
+
+
+def rows_at_once(records: int, windows: int) -> int:
+    """How many of the records, with so many numbers in the windows of each, are computed at once: a divisor."""
+    most = max(1, CACHE // (4 * max(1, windows)))
+    return next((rows for rows in range(min(records, most), 0, -1) if records % rows == 0), records)
+
+
+def _over_blocks(function: Callable[..., jax.Array], rows: int, *arrays: jax.Array) -> jax.Array:
+    """A function of records, for `rows` of them at a time."""
+    if rows == len(arrays[0]):
+        return function(*arrays)
+    blocks = [a.reshape(-1, rows, *a.shape[1:]) for a in arrays]
+    results = lax.map(lambda block: function(*block), blocks)
+    return results.reshape(-1, *results.shape[2:])
+
+
+def _merged(function: OfRecords) -> OfRecords:
+    """The function for an axis that vmap adds: with one kernel for all its records, with several one after another."""
+    merged = custom_vmap(function)
+
+    @merged.def_vmap
+    def rule(size: int, batched: list[bool], records: jax.Array, kernel: jax.Array) -> tuple[jax.Array, bool]:
+        many, several = batched
+        if several:
+            pairs = (records if many else jnp.broadcast_to(records, (size, *records.shape)), kernel)
+            return lax.map(lambda pair: merged(*pair), pairs), True
+        results = merged(records.reshape(-1, *records.shape[2:]), kernel)
+        return results.reshape(size, -1, *results.shape[1:]), True
+
+    return merged

@@ -1,0 +1,214 @@
+"""Convolutions of a few records at a time: NumPy's gradients, for any shape, and for any number of records at once."""
+
+import functools
+import itertools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import fedjax_dp as fdp
+from fedjax_dp import gradients
+from fedjax_dp.gradients import record_convolutions
+from fedjax_dp.gradients.record_convolutions import RecordConvolution, rows_at_once
+from fedjax_dp.pytrees import ravel
+
+RECORDS, CLIP = 6, 0.5
+
+
+class Shape(NamedTuple):
+    """A convolution of images `(*space, channels)`."""
+
+    space: tuple[int, ...]
+    channels: int
+    kernel: tuple[int, ...]
+    outputs: int
+    padding: tuple[tuple[int, int], ...]
+    strides: tuple[int, ...]
+    spread: tuple[int, ...]
+    dilation: tuple[int, ...]
+
+
+def shape(space, channels, kernel, outputs, padding=None, strides=None, spread=None, dilation=None):
+    ones = (1,) * len(space)
+    return Shape(
+        space,
+        channels,
+        kernel,
+        outputs,
+        padding or ((0, 0),) * len(space),
+        *(a or ones for a in (strides, spread, dilation)),
+    )
+
+
+SHAPES = {
+    "3 x 3": shape((5, 6), 2, (3, 3), 3, ((1, 1), (1, 1))),
+    "an even kernel": shape((6, 5), 2, (2, 4), 3, ((0, 1), (2, 1))),
+    "one channel": shape((6, 6), 1, (3, 3), 1),
+    "padding beyond the kernel": shape((4, 4), 2, (3, 3), 2, ((3, 4), (2, 3))),
+    "negative padding": shape((7, 6), 2, (3, 2), 2, ((-1, 0), (0, -2))),
+    "strides": shape((9, 8), 2, (3, 2), 2, ((1, 0), (1, 1)), strides=(2, 3)),
+    "dilation": shape((8, 9), 2, (2, 3), 2, ((1, 1), (0, 2)), dilation=(3, 2)),
+    "spread images": shape((4, 3), 2, (2, 2), 2, ((1, 1), (0, 1)), spread=(2, 3)),
+    "5 x 5 by minimal filtering": shape((7, 9), 16, (5, 5), 2, ((2, 2), (2, 2))),
+    "2 x 3 by minimal filtering": shape((5, 8), 16, (2, 3), 3, ((1, 0), (3, -1))),
+    "one axis": shape((12,), 2, (3,), 3, ((2, 0),)),
+    "three axes": shape((4, 5, 3), 1, (2, 2, 2), 2, ((1, 0), (0, 0), (1, 1))),
+}
+
+
+def layer(one, dtype=jnp.float32):
+    """A convolution with a bias, as functions of a key, and of parameters and an image."""
+    axes = "XYZ"[: len(one.space)]
+    numbers = (f"N{axes}C", f"{axes}IO", f"N{axes}C")
+
+    def init(key):
+        kernel = jax.random.normal(key, (*one.kernel, one.channels, one.outputs)) / 3
+        return {"kernel": kernel, "bias": jnp.zeros(one.outputs)}
+
+    def apply(params, x):
+        x, kernel = x[None].astype(dtype), params["kernel"].astype(dtype)
+        changes = (one.strides, one.padding, one.spread, one.dilation, numbers)
+        (result,) = lax.conv_general_dilated(x, kernel, *changes, precision="highest")
+        return result + params["bias"].reshape(*[1] * len(one.space), -1)
+
+    return init, apply
+
+
+def weighted_tanh(scores, weights):
+    return jnp.sum(jnp.tanh(scores.astype(jnp.float32)) * weights)
+
+
+def model_of(one, dtype=jnp.float32):
+    return fdp.model(layer(one, dtype), (*one.space, one.channels), loss=weighted_tanh)
+
+
+def problem(one, seed=0, records=RECORDS):
+    rng, model = np.random.default_rng(seed), model_of(one)
+    params = model.init(jax.random.key(seed))
+    x = rng.normal(size=(records, *one.space, one.channels)).astype(np.float32)
+    out = jax.eval_shape(layer(one)[1], params, x[0]).shape
+    return model, params, x, rng.normal(size=(records, *out)).astype(np.float32)
+
+
+def convolution(image, kernel, one):
+    """Windows `(*out, *kernel, channels)` of an image, entry by entry."""
+    spread = np.zeros([(n - 1) * s + 1 for n, s in zip(image.shape, one.spread)] + [one.channels])
+    spread[tuple(slice(None, None, s) for s in one.spread)] = image
+    for axis, (low, high) in enumerate(one.padding):
+        spread = np.pad(spread, [(max(low, 0), max(high, 0)) if at == axis else (0, 0) for at in range(spread.ndim)])
+        spread = spread.take(range(max(-low, 0), spread.shape[axis] - max(-high, 0)), axis)
+    spans = [(k - 1) * d + 1 for k, d in zip(one.kernel, one.dilation)]
+    outs = [(n - span) // s + 1 for n, span, s in zip(spread.shape, spans, one.strides)]
+    windows = np.zeros((*outs, *one.kernel, one.channels))
+    for place in itertools.product(*map(range, outs)):
+        for entry in itertools.product(*map(range, one.kernel)):
+            at = tuple(p * s + e * d for p, s, e, d in zip(place, one.strides, entry, one.dilation))
+            windows[place + entry] = spread[at]
+    return windows
+
+
+def gradients_by_numpy(params, x, y, one):
+    """The gradient of every record by the kernel and by the bias."""
+    kernel, bias, axes = (
+        np.asarray(params["kernel"], np.float64),
+        np.asarray(params["bias"], np.float64),
+        len(one.space),
+    )
+    for image, weights in zip(x.astype(np.float64), y.astype(np.float64)):
+        windows = convolution(image, kernel, one)
+        result = np.tensordot(windows, kernel, axes + 1)
+        e = weights / np.cosh(result + bias) ** 2
+        places = list(range(axes))
+        yield np.tensordot(windows, e, (places, places)), e.sum(tuple(places))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def sums(model, params, x, y, mask, clip_norm):
+    return gradients.clipped_sum(model, params, x, y, mask, clip_norm), gradients.plain_sum(model, params, x, y, mask)
+
+
+@pytest.fixture(params=[1, 10**9], ids=["one record at a time", "all at once"])
+def cache(request, monkeypatch):
+    monkeypatch.setattr(record_convolutions, "CACHE", request.param)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.usefixtures("cache")
+def test_sums_of_gradients_are_those_of_numpy(name):
+    """Clipped and plain, with a padding record."""
+    model, params, x, y = problem(SHAPES[name])
+    mask = np.arange(RECORDS) < RECORDS - 1
+    each = list(gradients_by_numpy(params, x, y, SHAPES[name]))
+    norms = [np.sqrt(sum(np.sum(part**2) for part in parts)) for parts in each]
+    factors = np.minimum(1, CLIP / np.array(norms)) * mask
+    clipped, plain = sums(model, params, x, y, mask, CLIP)
+    np.testing.assert_allclose(clipped.norms, np.where(mask, norms, 0), rtol=1e-5)
+    for total, weights in ((clipped.total, factors), (plain.total, mask)):
+        for at, leaf in enumerate(("kernel", "bias")):
+            expected = sum(w * parts[at] for w, parts in zip(weights, each))
+            np.testing.assert_allclose(total[leaf], expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.usefixtures("cache")
+def test_clients_with_kernels_of_their_own_are_computed_like_one():
+    model, params, x, y = problem(SHAPES["3 x 3"])
+    clients = jax.tree.map(lambda a: jnp.stack([a, 2 * a, a - 1]), params)
+    inputs = jnp.stack([x, x + 1, -x])
+    mask = jnp.ones(RECORDS, bool)
+    together = jax.vmap(sums, (None, 0, 0, None, None, None))(model, clients, inputs, y, mask, CLIP)
+    for at in range(3):
+        alone = sums(model, jax.tree.map(lambda a: a[at], clients), inputs[at], y, mask, CLIP)  # noqa: B023
+        for several, one in zip(together, alone):
+            for a, b in zip(jax.tree.leaves(several.total), jax.tree.leaves(one.total)):
+                np.testing.assert_allclose(a[at], b, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_below_get_their_gradient_through_it(monkeypatch):
+    """Two convolutions: the first kernel's gradient is that of automatic differentiation of the records."""
+    below, above = layer(SHAPES["3 x 3"]), layer(shape((5, 6), 3, (3, 3), 2))
+
+    def apply(params, x):
+        return above[1](params["above"], jnp.tanh(below[1](params["below"], x)))
+
+    init = lambda key: {"below": below[0](key), "above": above[0](key)}  # noqa: E731
+    model = fdp.model((init, apply), (5, 6, 2), loss=weighted_tanh)
+    rng, params = np.random.default_rng(1), model.init(jax.random.key(1))
+    x, y = (rng.normal(size=(RECORDS, *size)).astype(np.float32) for size in ((5, 6, 2), (3, 4, 2)))
+    each = jax.vmap(jax.grad(lambda p, x, y: weighted_tanh(apply(p, x), y)), (None, 0, 0))(params, x, y)
+    monkeypatch.setattr(record_convolutions, "CACHE", 1)
+    clipped, plain = sums(model, params, x, y, jnp.ones(RECORDS, bool), 1e9)
+    for a, b, c in zip(*map(jax.tree.leaves, (plain.total, clipped.total, each))):
+        np.testing.assert_allclose(a, c.sum(0), rtol=1e-4, atol=2e-5)
+        np.testing.assert_allclose(b, c.sum(0), rtol=1e-4, atol=2e-5)
+
+
+def test_an_infinite_image_spoils_a_plain_sum_and_is_left_out_of_a_clipped_one():
+    model, params, x, y = problem(SHAPES["3 x 3"])
+    x[0, 0, 0, 0] = np.inf
+    mask = jnp.ones(RECORDS, bool)
+    clipped, plain = sums(model, params, x, y, mask, CLIP)
+    assert not np.isfinite(plain.total["kernel"]).all()
+    assert np.linalg.norm(ravel(clipped.total)[0]) <= RECORDS * CLIP
+
+
+def test_rows_divide_the_records_and_fit_the_cache():
+    sizes = [rows_at_once(32, windows) for windows in (1, 2**14, 2**15, 2**17, 2**30)]
+    assert sizes == [32, 16, 8, 2, 1]
+    assert (rows_at_once(37, 2**14), rows_at_once(0, 5)) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("model", "alike"),
+    [(model_of(SHAPES["3 x 3"]), True), (model_of(SHAPES["3 x 3"], jnp.bfloat16), False)],
+    ids=["float32", "bfloat16"],
+)
+def test_only_float32_kernels_build_no_windows(model, alike):
+    """bfloat16 keeps the rounding of its products."""
+    params = model.init(jax.random.key(0))
+    x, y = jnp.zeros((1, 5, 6, 2)), jnp.zeros((1, 5, 6, 3))
+    kernels = gradients.clipped.loss_plan(model, params, x, y).record_convolutions
+    assert [type(one.uses[0].outer_product.geometry) for one in kernels] == [RecordConvolution] * alike
