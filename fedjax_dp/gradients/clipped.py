@@ -165,6 +165,7 @@ def plain_sum(
     for weight in kernels:
         outer_product = weight.uses[0].outer_product
         (one,) = norms.factors_of(weight, seen, cotangents)
+        assert one.convolution is not None
         gradients |= outer_product.view.put_back(outer_product.gradient(one.convolution.total(one.u, one.v)), leaves)
     gradient = jax.tree.unflatten(structure, [gradients[at] for at in range(len(leaves))])
     return BatchGradient(gradient, values, jnp.zeros(mask.shape, bool), jnp.zeros(mask.shape))

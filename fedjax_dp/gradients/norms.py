@@ -32,11 +32,11 @@ SHRINK = 1 - 2.0**-10  # scales products whose factors a GPU rounds to 11 bits (
 class Factors(NamedTuple):
     """Outer products at positions of a weight: u `(records, blocks, t, k)` or rows `(records, blocks, t)`, and v.
 
-    u are the images of `convolution` if there is one.
+    u is a ConvolutionOperand of `convolution` if there is one.
     """
 
     lookup: bool
-    u: jax.Array
+    u: Any
     v: jax.Array
     convolution: RecordConvolution | None = None
 

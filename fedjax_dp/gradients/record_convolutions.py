@@ -27,7 +27,7 @@ CHANNELS = 16  # from so many on, minimal filtering saves more by fewer products
 OfRecords = Callable[[jax.Array, jax.Array], jax.Array]  # of records `(n, ...)` and a kernel: results `(n, ...)`
 
 
-class Operand(NamedTuple):
+class ConvolutionOperand(NamedTuple):
     """The images of records `(n, ..., channels)`, and their windows `(n, ..., k)`, which a CPU does not build."""
 
     images: jax.Array
@@ -56,7 +56,7 @@ class RecordConvolution(Convolution):
 
         def image_gradient(e: jax.Array, kernel: jax.Array) -> jax.Array:
             shape = jax.ShapeDtypeStruct((len(e), *images.shape[1:]), images.dtype)
-            (gradient,) = jax.linear_transpose(functools.partial(of_images, kernel=kernel), shape)(e)
+            (gradient,) = jax.linear_transpose(lambda some: of_images(some, kernel), shape)(e)
             return gradient
 
         def image_gradient_of_few(e: jax.Array, kernel: jax.Array) -> jax.Array:
@@ -70,13 +70,13 @@ class RecordConvolution(Convolution):
         def few(function: OfRecords) -> OfRecords:
             def blocks(records: jax.Array, kernel: jax.Array) -> jax.Array:
                 rows = rows_at_once(len(records), windows)
-                return _over_blocks(functools.partial(function, kernel=kernel), rows, records)
+                return _over_blocks(lambda some: function(some, kernel), rows, records)
 
             return _merged(blocks)
 
         @jax.custom_vjp
-        def convolve(images: jax.Array, kernel: jax.Array) -> tuple[jax.Array, Operand]:
-            read = Operand(images, self._windows(images))
+        def convolve(images: jax.Array, kernel: jax.Array) -> tuple[jax.Array, ConvolutionOperand]:
+            read = ConvolutionOperand(images, self._windows(images))
             result = lax.platform_dependent(
                 read,
                 kernel,
@@ -100,31 +100,31 @@ class RecordConvolution(Convolution):
         return [self.channels_placed(result)], read
 
     def factors(self, read: Any, e: jax.Array) -> tuple[Any, jax.Array]:
-        """The Operand of records, and cotangents `(n, 1, t, o)`."""
+        """The ConvolutionOperand of records, and cotangents `(n, 1, t, o)`."""
         records, outputs, *space = self.numbers.out_spec
         e = e.transpose(0, *(1 + axis for axis in (records, *space, outputs)))
         return read, e.reshape(len(e), 1, -1, e.shape[-1])
 
-    def record_gradients(self, read: Operand, v: jax.Array) -> jax.Array:
+    def record_gradients(self, read: ConvolutionOperand, v: jax.Array) -> jax.Array:
         """The gradients of records by the kernel `(n, 1, o, k)`, from what `factors` returns."""
 
         def several(windows: jax.Array, v: jax.Array) -> jax.Array:
             u = windows.reshape(len(v), -1, windows.shape[-1])
             return jnp.einsum("nto,ntk->nok", v[:, 0], u)[:, None]
 
-        def few(read: Operand, v: jax.Array) -> jax.Array:
+        def few(read: ConvolutionOperand, v: jax.Array) -> jax.Array:
             rows = rows_at_once(len(v), math.prod(read.windows.shape[1:]))
             return _over_blocks(lambda images, v: several(self._of_records(images), v), rows, read.images, v)
 
         return lax.platform_dependent(read, v, cpu=few, default=lambda read, v: several(read.windows, v))
 
-    def total(self, read: Operand, v: jax.Array) -> jax.Array:
+    def total(self, read: ConvolutionOperand, v: jax.Array) -> jax.Array:
         """The sum of the gradients of records `(1, k, o)`."""
 
         def several(windows: jax.Array, v: jax.Array) -> jax.Array:
             return (windows.reshape(-1, windows.shape[-1]).T @ v.reshape(-1, v.shape[-1]))[None]
 
-        def few(read: Operand, v: jax.Array) -> jax.Array:
+        def few(read: ConvolutionOperand, v: jax.Array) -> jax.Array:
             rows = rows_at_once(len(v), math.prod(read.windows.shape[1:]))
             blocks = [a.reshape(-1, rows, *a.shape[1:]) for a in (read.images, v)]
             start = jnp.zeros((1, read.windows.shape[-1], v.shape[-1]), v.dtype)

@@ -195,7 +195,8 @@ def test_an_infinite_image_spoils_a_plain_sum_and_is_left_out_of_a_clipped_one()
     assert np.linalg.norm(ravel(clipped.total)[0]) <= RECORDS * CLIP
 
 
-def test_rows_divide_the_records_and_fit_the_cache():
+def test_rows_divide_the_records_and_fit_the_cache(monkeypatch):
+    monkeypatch.setattr(record_convolutions, "CACHE", 2**20)
     sizes = [rows_at_once(32, windows) for windows in (1, 2**14, 2**15, 2**17, 2**30)]
     assert sizes == [32, 16, 8, 2, 1]
     assert (rows_at_once(37, 2**14), rows_at_once(0, 5)) == (1, 0)
