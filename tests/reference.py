@@ -548,12 +548,6 @@ def acs_pldp(case, *, q, sigma, bound, clip="example", **local):
 # 6 DP-FedAvg in heterogeneous settings
 
 
-def output_std(rate, steps, batch, bound, records, eps, delta):
-    """sigma_t^k, in the space of the model."""
-    log = np.log(1.25 * steps * batch / (records * delta))
-    return np.sqrt(128 * rate**2 * steps**4 * batch**2 * bound**2 * log / (records**2 * eps**2))
-
-
 def dp_fedavg_output(
     case, *, bound, std=None, clip="batch", noise_space="model", noise_at="last", estimator="wor_model", l2=0.0
 ):
@@ -583,14 +577,6 @@ def dp_fedavg_output(
 
 
 # Problems
-
-
-def quadratic_problem(a):
-    """1/2 sum_j a_j (w_j - x_j)^2."""
-    return Problem(
-        gradients=lambda w, x, y: a * (w - x),
-        losses=lambda w, x, y: 0.5 * (a * (w - x) ** 2).sum(1),
-    )
 
 
 def softmax_problem(features, classes):
