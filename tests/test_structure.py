@@ -14,7 +14,7 @@ MOST = {
     "public class names that stand twice": 0,
     "lines of the core": 44_183,
     "lines of tools": 19_011,
-    "lines of tests": 45_813,
+    "lines of tests": 45_819,
 }
 
 
