@@ -158,7 +158,7 @@ def table(rows):
     lines = [
         "# Convolutions on a CPU core, by shape",
         "",
-        "Written by `benchmarks/convolutions.py`: milliseconds of a gradient, and its ratio.",
+        "Written by `benchmarks/convolutions.py`: milliseconds of a gradient, and times those of a whole batch.",
         "",
         "| shape | sum | clipped sum |",
         "| --- | --- | --- |",
