@@ -115,9 +115,15 @@ class GradientPlan(NamedTuple):
         return program.entry_at(seen, path)
 
     @property
-    def record_convolutions(self) -> tuple[WeightMatrix, ...]:
-        """Kernels whose gradient is summed over a few records at a time, also without clipping."""
-        return tuple(one for one in self.weights if isinstance(one.uses[0].outer_product.geometry, RecordConvolution))
+    def kernels(self) -> tuple[tuple[Path, OuterProduct, RecordConvolution], ...]:
+        """Convolutions of a few records at a time whose parameters nothing else uses."""
+        found = []
+        for weight in self.weights:
+            (path, outer_product, *_), geometry = weight.uses[0], weight.uses[0].outer_product.geometry
+            alone = not any(weight.leaves & other.leaves for other in self.weights if other is not weight)
+            if alone and isinstance(geometry, RecordConvolution):
+                found.append((path, outer_product, geometry))
+        return tuple(found)
 
     @property
     def bytes_per_record(self) -> int:

@@ -142,12 +142,11 @@ def plain_sum(
     model: Model, params: Any, x: Any, y: Any, mask: jax.Array, *, keys: jax.Array | None = None
 ) -> BatchGradient:
     """Sum over records of the gradients without clipping; no bound, no privacy."""
-
     plan = loss_plan(model, params, x, y, keys)
     leaves, structure = jax.tree.flatten(params)
-    frozen, kernels = split(model)[1], plan.record_convolutions
-    sites = {weight.uses[0].path: _WithProbe(weight.uses[0].outer_product) for weight in kernels}
-    separate = frozenset().union(*(weight.leaves for weight in kernels))
+    frozen, kernels = split(model)[1], plan.kernels
+    sites = {path: _WithProbe(outer_product) for path, outer_product, _ in kernels}
+    separate = frozenset().union(*(outer_product.view.leaves for _, outer_product, _ in kernels))
 
     def total(free: dict[int, jax.Array], probes: Any) -> tuple[jax.Array, Any]:
         def one(record: Any, probes: Any) -> tuple[jax.Array, Any]:
@@ -162,11 +161,9 @@ def plain_sum(
     zeros = {path: jnp.zeros((len(mask), *site.outer_product.probe.shape)) for path, site in sites.items()}
     differentiated = jax.value_and_grad(total, (0, 1), has_aux=True)
     (_, (values, seen)), (gradients, cotangents) = differentiated(free, program.nest(zeros))
-    for weight in kernels:
-        outer_product = weight.uses[0].outer_product
-        (one,) = norms.factors_of(weight, seen, cotangents)
-        assert one.convolution is not None
-        gradients |= outer_product.view.put_back(outer_product.gradient(one.convolution.total(one.u, one.v)), leaves)
+    for path, outer_product, convolution in kernels:
+        factors: Any = outer_product.factors(program.entry_at(seen, path), program.entry_at(cotangents, path))
+        gradients |= outer_product.view.put_back(outer_product.gradient(convolution.total(*factors)), leaves)
     gradient = jax.tree.unflatten(structure, [gradients[at] for at in range(len(leaves))])
     return BatchGradient(gradient, values, jnp.zeros(mask.shape, bool), jnp.zeros(mask.shape))
 

@@ -167,18 +167,44 @@ def test_clients_with_kernels_of_their_own_are_computed_like_one():
                 np.testing.assert_allclose(a[at], b, rtol=1e-5, atol=1e-6)
 
 
-def test_layers_below_get_their_gradient_through_it(monkeypatch):
-    """Two convolutions: the first kernel's gradient is that of automatic differentiation of the records."""
-    below, above = layer(SHAPES["3 x 3"]), layer(shape((5, 6), 3, (3, 3), 2))
+def two_layers(params, x):
+    below, above = layer(SHAPES["3 x 3"])[1], layer(shape((5, 6), 3, (3, 3), 2))[1]
+    return above(params["above"], jnp.tanh(below(params["below"], x)))
 
-    def apply(params, x):
-        return above[1](params["above"], jnp.tanh(below[1](params["below"], x)))
 
-    init = lambda key: {"below": below[0](key), "above": above[0](key)}  # noqa: E731
-    model = fdp.model((init, apply), (5, 6, 2), loss=weighted_tanh)
-    rng, params = np.random.default_rng(1), model.init(jax.random.key(1))
-    x, y = (rng.normal(size=(RECORDS, *size)).astype(np.float32) for size in ((5, 6, 2), (3, 4, 2)))
-    each = jax.vmap(jax.grad(lambda p, x, y: weighted_tanh(apply(p, x), y)), (None, 0, 0))(params, x, y)
+def one_parameter(params, x):
+    """Both halves of a parameter: two kernels, or a kernel and the weights of a sum."""
+    inside = layer(shape((5, 6), 2, (3, 3), 2, ((1, 1), (1, 1))))[1]
+    kernels = params["halves"]
+    x = jnp.tanh(inside({"kernel": kernels[0], "bias": jnp.zeros(2)}, x))
+    if "kernels" in params:
+        return inside({"kernel": kernels[1], "bias": params["kernels"]}, x)
+    return x * kernels[1].sum()
+
+
+NETWORKS = {
+    "layers below": (
+        two_layers,
+        {"below": {"kernel": (3, 3, 2, 3), "bias": (3,)}, "above": {"kernel": (3, 3, 3, 2), "bias": (2,)}},
+        (3, 4, 2),
+    ),
+    "two kernels of a parameter": (one_parameter, {"halves": (2, 3, 3, 2, 2), "kernels": (2,)}, (5, 6, 2)),
+    "a kernel and other uses": (one_parameter, {"halves": (2, 3, 3, 2, 2)}, (5, 6, 2)),
+}
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_have_the_gradients_of_automatic_differentiation(name, monkeypatch):
+    apply, shapes, out = NETWORKS[name]
+
+    def init(key):
+        return jax.tree.map(lambda a: jax.random.normal(key, a) / 3, shapes, is_leaf=lambda a: isinstance(a, tuple))
+
+    model, rng = fdp.model((init, apply), (5, 6, 2), loss=weighted_tanh), np.random.default_rng(1)
+    params = model.init(jax.random.key(1))
+    x, y = (rng.normal(size=(RECORDS, *size)).astype(np.float32) for size in ((5, 6, 2), out))
+    one = jax.grad(lambda p, x, y: weighted_tanh(apply(p, x), y))
+    each = jax.jit(jax.vmap(one, (None, 0, 0)))(params, x, y)
     monkeypatch.setattr(record_convolutions, "CACHE", 1)
     clipped, plain = sums(model, params, x, y, jnp.ones(RECORDS, bool), 1e9)
     for a, b, c in zip(*map(jax.tree.leaves, (plain.total, clipped.total, each))):
@@ -186,9 +212,9 @@ def test_layers_below_get_their_gradient_through_it(monkeypatch):
         np.testing.assert_allclose(b, c.sum(0), rtol=1e-4, atol=2e-5)
 
 
-def test_an_infinite_image_spoils_a_plain_sum_and_is_left_out_of_a_clipped_one():
+def test_an_image_that_is_not_finite_spoils_a_plain_sum_and_is_left_out_of_a_clipped_one():
     model, params, x, y = problem(SHAPES["3 x 3"])
-    x[0, 0, 0, 0] = np.inf
+    x[0, 2, 2, 0] = np.nan
     mask = jnp.ones(RECORDS, bool)
     clipped, plain = sums(model, params, x, y, mask, CLIP)
     assert not np.isfinite(plain.total["kernel"]).all()
@@ -211,5 +237,5 @@ def test_only_float32_kernels_build_no_windows(model, alike):
     """bfloat16 keeps the rounding of its products."""
     params = model.init(jax.random.key(0))
     x, y = jnp.zeros((1, 5, 6, 2)), jnp.zeros((1, 5, 6, 3))
-    kernels = gradients.clipped.loss_plan(model, params, x, y).record_convolutions
-    assert [type(one.uses[0].outer_product.geometry) for one in kernels] == [RecordConvolution] * alike
+    kernels = gradients.clipped.loss_plan(model, params, x, y).kernels
+    assert [type(geometry) for *_, geometry in kernels] == [RecordConvolution] * alike
