@@ -21,7 +21,7 @@ ROWS = [[0, 1, 2], [3, 4]]
 
 
 def refusal(call, *args, **options):
-    return helpers.refusal(lambda: call(*args, **options))
+    return helpers.refusal(call, *args, **options)
 
 
 WRONG = [
@@ -29,10 +29,7 @@ WRONG = [
     ({"y_train": Y.astype(float)}, "got float64; .astype(int)"),
     ({"y_train": Y == 0}, "got bool; .astype(int)"),
     ({"y_train": Y + 0.5}, "with fractions"),
-    (
-        {"y_train": np.where(Y > 0, Y, np.nan)},
-        "records, counted from 0: 0, ",
-    ),
+    ({"y_train": np.where(Y > 0, Y, np.nan)}, "records, counted from 0: 0, "),
     ({"y_train": Y.astype(str)}, "np.unique"),
     ({"y_train": Y[:3]}, "(records, ...) and (records,)"),
     ({"y_train": Y + 1, "y_test": Y[:4] + 1}, "counted from 0, got 1 to 3; subtract 1"),
@@ -70,7 +67,7 @@ def test_wrong_arrays_are_refused_in_one_line(changes, words, tmp_path):
 @pytest.mark.parametrize(("changes", "words"), [row for row in WRONG if "got 4 labels" not in row[1]], ids=str)
 def test_a_hand_made_data_set_passes_the_same_door(changes, words):
     arrays = GOOD | {"classes": 3} | changes
-    refusal(lambda: federate(Dataset("hand", **arrays), ROWS))
+    refusal(federate, Dataset("hand", **arrays), ROWS)
 
 
 @pytest.mark.parametrize(

@@ -128,12 +128,7 @@ WORDS = {"vocabulary": Vocabulary(7), "tokens": True}
         ("regression", np.ones((20, 2), "U1"), {}, "y_train must be finite numbers, got <U1"),
         ("sequence", IDS, {}, "vocabulary must be a Vocabulary, got nothing"),
         ("sequence", IDS, {"vocabulary": Vocabulary(0)}, "vocabulary: size must be an integer from 2"),
-        (
-            "sequence",
-            IDS,
-            {"vocabulary": Vocabulary(7, pad=7)},
-            "pad must be an integer from -1 to 6, got 7",
-        ),
+        ("sequence", IDS, {"vocabulary": Vocabulary(7, pad=7)}, "pad must be an integer from -1 to 6, got 7"),
         ("sequence", IDS, {"vocabulary": Vocabulary(7, oov=(6, 9))}, "vocabulary: oov must be .* got 9"),
         ("sequence", IDS + 1, WORDS, "y_train must be ids 0 to 6 of the vocabulary, got id 7; .*oov"),
         ("sequence", IDS - 1, WORDS, "y_train must be ids 0 to 6 of the vocabulary, got id -1"),
