@@ -14,10 +14,7 @@ from fedjax_dp.tools.deployments import Deployment, check, plan, templates
 GOLDEN = json.loads((SPECS / "other_systems.json").read_text())["plans"]
 FILLED = {  # what stands in the blanks of a template
     "plan-opacus": ("opacus", {"clients": {"of": 10}, "records": {"rate": 32 / 4000, "steps": 125}}),
-    "plan-flower-central": (
-        "flower-central",
-        {"clients": {"size": 100, "of": 1000}, "weights": {"largest": 0.01}},
-    ),
+    "plan-flower-central": ("flower-central", {"clients": {"size": 100, "of": 1000}, "weights": {"largest": 0.01}}),
     "plan-flower-local": ("flower-local", {"clients": {"of": 10}}),
     "plan-fl4health-instance": (
         "fl4health-instance",
