@@ -9,15 +9,11 @@ from helpers import SEEDS, check_split, labels_and_sizes, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from test_partition import LABELS, table_of
 
 from fedjax_dp import data, errors
 
-LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
 MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])  # its training labels
-
-
-def table_of(clients, labels):
-    return np.stack([np.bincount(labels[rows], minlength=labels.max() + 1) for rows in clients])
 
 
 # Shards

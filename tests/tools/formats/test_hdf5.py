@@ -1,5 +1,7 @@
 """HDF5 files that are damaged or made to do harm: one line each, nothing opened beside them."""
 
+import sys
+
 import h5py
 import numpy as np
 import pytest
@@ -79,7 +81,6 @@ def test_hdf5_that_points_out_of_itself(tmp_path):
     ("changed", "words"),
     [
         ({"label": np.arange(3)}, "as many records in every field"),
-        ({"label": np.arange(2.0)}, "62"),
         ({"label": np.array([0.5, 1])}, "numbers outside of it"),
         ({"label": np.array([0, 62])}, "labels 0 to 61"),
         ({"label": ["a", "b"]}, "real numbers"),
@@ -90,13 +91,10 @@ def test_hdf5_that_points_out_of_itself(tmp_path):
     ],
 )
 def test_fields_that_do_not_fit(tmp_path, changed, words):
-    fields = {"label": np.arange(2), "pixels": np.zeros((2, 28, 28))} | changed
-    path = hdf5(tmp_path / "a.h5", {"a": fields})
-    if words == "62":  # whole numbers as floats are labels
-        fields = {"label": np.array([0.0, 11.0]), "pixels": np.zeros((2, 28, 28))}
-        assert load(f"tff:{hdf5(path, {'a': fields})}").classes == 62
-    else:
-        assert words in refusal(load, f"tff:{path}")
+    fields = {"label": np.arange(2), "pixels": np.zeros((2, 28, 28))}
+    assert words in refusal(load, f"tff:{hdf5(tmp_path / 'a.h5', {'a': fields | changed})}")
+    fields |= {"label": np.array([0.0, 11.0])}  # whole numbers as floats are labels
+    assert load(f"tff:{hdf5(tmp_path / 'b.h5', {'a': fields})}").classes == 62
 
 
 def test_clients_of_other_fields(tmp_path):
@@ -128,8 +126,6 @@ def test_one_client_under_many_names_takes_no_more_room_than_its_file(tmp_path, 
 
 
 def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
-    import sys
-
     path = hdf5(tmp_path / "a.h5", {"a": {"tokens": ["x", "y"]}})
     monkeypatch.setitem(sys.modules, "h5py", None)
     assert 'pip install "fedjax-dp[hdf5]"' in refusal(load, f"tff:{path}")

@@ -1,11 +1,13 @@
 """Folders of Hugging Face that do not fit, are damaged, or point out of themselves: one line each."""
 
+import io
+
 import numpy as np
 import pytest
 from client_files import saved
 from helpers import refusal
 
-from fedjax_dp.data import load
+from fedjax_dp.data import load, pictures
 
 pa = pytest.importorskip("pyarrow", reason="the extra `tables` brings pyarrow")
 
@@ -54,9 +56,6 @@ def test_folders_of_hugging_face_that_do_not_fit(tmp_path, options, words):
 
 def test_pictures_of_two_sizes_or_without_end(tmp_path, monkeypatch):
     Image = pytest.importorskip("PIL.Image")
-    import io
-
-    from fedjax_dp.data import pictures
 
     def png(*size, mode="L"):
         buffer = io.BytesIO()
