@@ -4,11 +4,10 @@ import json
 import pathlib
 import re
 
-import pytest
-
 from fedjax_dp import folders
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.tools import cli
+from fedjax_dp.tools.cli import catalogue_tables
 from fedjax_dp.tools.papers.citations import CITATIONS, markdown
 from fedjax_dp.tools.papers.noise import NOISE_THEOREMS
 from fedjax_dp.tools.papers.reproductions.recipe import BEST, read_recipe, recipes
@@ -35,8 +34,9 @@ def test_every_name_of_a_paper_is_cited():
         assert source.startswith("Best" if paper == BEST else f"{paper}, ")
 
 
-@pytest.mark.slow
-def test_the_catalogue_cites_every_paper(capsys):
+def test_the_catalogue_cites_every_paper(capsys, monkeypatch):
+    for rows in ("entry_rows", "views_rows"):  # which take long
+        monkeypatch.setattr(catalogue_tables, rows, list)
     assert f"## Citations\n\n{markdown()}" in printed(capsys, "catalogue")
     cited = json.loads(printed(capsys, "catalogue", "--json"))["citations"]
     assert {paper["name"]: paper["citation"] for paper in cited} == {name: str(p) for name, p in CITATIONS.items()}
@@ -64,7 +64,8 @@ def test_no_paper_goes_by_a_number():
     assert len(files) > 300
     assert [name for name in listed if NUMBER.search(name)] == []
     for file in files:
-        text = re.sub("|".join(NOT_PAPERS), "", (ROOT / file).read_text())
+        lines = "\n".join(line for line in (ROOT / file).read_text().splitlines() if "00" in line)
+        text = re.sub("|".join(NOT_PAPERS), "", lines)
         assert file.name == "test_citations.py" or not NUMBER.search(text), file
 
 
