@@ -60,8 +60,7 @@ def test_what_float32_does_not_hold_is_no_feature_and_no_target(value, recwarn):
         options = GOOD | changed | ({"classes": 2} if "task" in changed else {})
         with pytest.raises(fdp.ConfigurationError, match=r"which is infinite in float32, in 1 of .*: 7"):
             fdp.dataset(**options)
-    with pytest.raises(fdp.ConfigurationError, match="infinite in float32"):
-        fdp.federate(fdp.dataset(**GOOD)._replace(x_train=large), [np.arange(20)])
+    assert "infinite in float32" in refusal(fdp.federate, fdp.dataset(**GOOD)._replace(x_train=large), [np.arange(20)])
     large[7, 1] = 3.4028234e38
     assert fdp.dataset(**GOOD | {"x_train": large}).x_train[7, 1] > 3e38
     assert not recwarn
