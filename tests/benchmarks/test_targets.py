@@ -59,10 +59,7 @@ def test_launches_cycles_and_exchanges_are_counted_with_their_loops():
     assert (found.per_step, found.step_cycles) == (3, 100)
     assert found.collectives == (program_text.Collective("all-reduce", 16, 1, "client_sum"),)
     rounds = TEXT.replace("%lt = pred[] compare(%n, %last)", "%lt = pred[] compare(%n, %n)")  # an end that is not told
-    assert counts_of(rounds).launches == {
-        "local_step": 2,
-        "other": 2,
-    }
+    assert counts_of(rounds).launches == {"local_step": 2, "other": 2}
     marks = "%marks (p: (s32[])) -> (s32[]) {\n  %w = (s32[]) while(%t), condition=%until, body=%body\n"
     marks += "  %look = f32[] dot(%a, %a)\n}\n\nENTRY"
     nested = rounds.replace("body=%body\n", "body=%marks\n").replace("ENTRY", marks)  # stretches of a sweep
@@ -103,10 +100,7 @@ def run_script(monkeypatch, name, text, *words):
     ("text", "expected"),
     [
         ('model = "mlp"\nhidden = "300000,300000"', "at least the 720 GB that a model and a client's copy of it need"),
-        (
-            'records = "host"',
-            'devices, as no other round is compiled, got host; set records = "devices"',
-        ),
+        ('records = "host"', 'devices, as no other round is compiled, got host; set records = "devices"'),
         ("cohort_size = 4\ndevices = 5", "devices must be at most the 4 clients"),
         ("cohort_size = 4\ndeterministic = 5", "deterministic must be at most the 4 clients"),
     ],

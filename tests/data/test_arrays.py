@@ -10,9 +10,9 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+from helpers import refusal
 
 import fedjax_dp as fdp
-from fedjax_dp import errors
 from fedjax_dp.tools import cli
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -20,11 +20,6 @@ Y = np.arange(20) % 4
 GOOD = {"x_train": X, "y_train": Y, "x_test": X[:8], "y_test": Y[:8]}
 IDS = np.repeat([7, 3], 10)
 FEDAVG = fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1)
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_classes_without_a_record_are_told():
@@ -52,8 +47,8 @@ def test_words_are_classes_with_the_same_numbers_in_both_parts(kind):
         assert "labels in sorted order are classes 0 to 3: cat, dog, elk, fox" in named.notes
     np.savez("words.npz", **GOOD | {"y_train": words.astype(str)[Y], "y_test": words.astype(str)[rare]})
     np.testing.assert_array_equal(fdp.load("npz:words.npz").y_test, rare)
-    with pytest.raises(fdp.ConfigurationError, match="y_test must be a label of every record, got 2 empty of 8"):
-        fdp.dataset(**GOOD | {"y_train": words[Y], "y_test": np.where(Y[:8] == 1, "", words[Y[:8]]).astype(kind)})
+    empty = GOOD | {"y_train": words[Y], "y_test": np.where(Y[:8] == 1, "", words[Y[:8]]).astype(kind)}
+    assert "y_test must be a label of every record, got 2 empty of 8" in refusal(fdp.dataset, **empty)
 
 
 @pytest.mark.parametrize("value", [1e40, -1e40, 3.4028236e38])
@@ -65,8 +60,7 @@ def test_what_float32_does_not_hold_is_no_feature_and_no_target(value, recwarn):
         options = GOOD | changed | ({"classes": 2} if "task" in changed else {})
         with pytest.raises(fdp.ConfigurationError, match=r"which is infinite in float32, in 1 of .*: 7"):
             fdp.dataset(**options)
-    with pytest.raises(fdp.ConfigurationError, match="infinite in float32"):
-        fdp.federate(fdp.dataset(**GOOD)._replace(x_train=large), [np.arange(20)])
+    assert "infinite in float32" in refusal(fdp.federate, fdp.dataset(**GOOD)._replace(x_train=large), [np.arange(20)])
     large[7, 1] = 3.4028234e38
     assert fdp.dataset(**GOOD | {"x_train": large}).x_train[7, 1] > 3e38
     assert not recwarn
@@ -75,10 +69,8 @@ def test_what_float32_does_not_hold_is_no_feature_and_no_target(value, recwarn):
 def test_what_is_not_finite_is_counted_and_placed():
     holes = X.copy()
     holes[[3, 5, 6, 8, 9, 11], 1], holes[5, 0] = np.nan, np.inf
-    with pytest.raises(
-        fdp.ConfigurationError, match=r"NaN and infinity in 6 of 20 records, .*: 3, 5, 6, 8, 9, \.\.\.;"
-    ):
-        fdp.dataset(**GOOD | {"x_train": holes})
+    told = refusal(fdp.dataset, **GOOD | {"x_train": holes})
+    assert "NaN and infinity in 6 of 20 records, counted from 0: 3, 5, 6, 8, 9, ...;" in told
 
 
 @pytest.mark.parametrize(
@@ -100,12 +92,13 @@ def test_rows_of_any_partitioner_make_clients(clients):
         ([[0, 1], [1, 2]], "distinct training rows"),
         ([[0], []], "client 1's records must be at least 1"),
         ([[0, 99]], "distinct training rows"),
+        ([[0, 0]], "distinct training rows"),
+        ([[-1]], "distinct training rows"),
+        ([], "client 0's records must be at least 1"),
     ],
 )
 def test_what_is_no_list_of_rows_is_one_line(clients, told):
-    with pytest.raises(fdp.ConfigurationError) as error:
-        fdp.federate(fdp.dataset(**GOOD), clients)
-    assert told in str(error.value)
+    assert told in refusal(fdp.federate, fdp.dataset(**GOOD), clients)
 
 
 def table():
@@ -122,33 +115,15 @@ def test_a_frame_has_its_label_and_clients_by_name():
     assert "labels in sorted order are classes 0 to 3: a, b, c, d" in made.notes
 
 
-def test_columns_of_sizes_far_apart_are_told_of():
-    wide = table().assign(f1=lambda t: 1e4 * (1 + t.f1))
-    (note,) = (one for one in fdp.dataset(wide, label="kind", client="who").notes if "columns" in one)
-    assert "divide each by a public bound" in note
-    assert not any("columns" in one for one in fdp.dataset(table().assign(f1=0.0), label="kind", client="who").notes)
-
-
 def test_a_column_that_is_not_there_is_refused_with_the_nearest_name():
-    with pytest.raises(fdp.ConfigurationError, match=r"did you mean kind\?"):
-        fdp.dataset(table(), label="knd")
+    assert "did you mean kind?" in refusal(fdp.dataset, table(), label="knd")
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_tables_in_files_are_read_with_their_clients(kind, capsys):
-    if kind == "csv":
-        table().to_csv("t.csv", index=False)
-    else:
-        table().to_parquet("t.parquet")
-    named = ["data", f"{kind}:t.{kind}", "--label-column", "kind"]
-    assert cli.main([*named, "--client-column", "who", "--json"]) == 0
+def test_the_command_line_says_whose_clients_are_in_a_column(capsys):
+    table().to_parquet("t.parquet")
+    named = ["data", "parquet:t.parquet", "--label-column", "kind", "--client-column", "who"]
+    assert cli.main([*named, "--json"]) == 0
     assert 'clients are those of "who" (partition natural)' in capsys.readouterr().err
-    assert cli.main(named) == 2
-    assert "column who must be numeric" in capsys.readouterr().err
-    pathlib.Path("broken").write_bytes(b"\x00\xff" * 50)
-    assert cli.main(["data", f"{kind}:broken"]) == 2
-    assert cli.main(["data", "digits", "--label-column", "kind"]) == 2
-    assert "left out for digits" in capsys.readouterr().err
 
 
 # A column that a header names twice, and bytes in the other order.
@@ -156,7 +131,7 @@ def test_tables_in_files_are_read_with_their_clients(kind, capsys):
 
 @pytest.mark.parametrize("twice", ["kind", "who", "f0"])
 @pytest.mark.parametrize("suffix", ["csv", "csv.gz", "parquet"])
-def test_a_file_that_names_a_column_twice_is_refused_as_a_table_is(twice, suffix, capsys):
+def test_a_file_that_names_a_column_twice_is_refused_as_a_table_is(twice, suffix):
     """pandas would read the second as another column: of labels it would be the best of features."""
     doubled = pd.concat([table(), table()[[twice]]], axis=1)
     path = pathlib.Path(f"t.{suffix}")
@@ -165,32 +140,29 @@ def test_a_file_that_names_a_column_twice_is_refused_as_a_table_is(twice, suffix
         pyarrow.parquet.write_table(arrow, path)
     else:
         doubled.to_csv(path, index=False)
-    words = ["--label-column", "kind", "--client-column", "who"]
-    assert cli.main(["data", f"{suffix.partition('.')[0]}:{path}", *words]) == 2
-    told = capsys.readouterr().err
-    assert "columns must be of different names, got " + twice in told
-    assert told.count("\n") == 1
-    with pytest.raises(fdp.ConfigurationError, match="columns must be of different names"):
-        fdp.dataset(doubled, label="kind", client="who")
+    words = "columns must be of different names, got " + twice
+    named = f"{suffix.partition('.')[0]}:{path}"
+    assert words in refusal(fdp.load, named, label_column="kind", client_column="who")
+    assert "columns must be of different names" in refusal(fdp.dataset, doubled, label="kind", client="who")
 
 
 def test_a_column_that_is_called_like_a_second_one_is_a_column():
     named = table().rename(columns={"f1": "f0.1"})
+    words = {"label_column": "kind", "client_column": "who"}
     named.to_csv("t.csv", index=False)
-    assert cli.main(["data", "csv:t.csv", "--label-column", "kind", "--client-column", "who"]) == 0
+    assert fdp.load("csv:t.csv", **words).x_train.shape[1] == 3
     pd.concat([named, table()[["f0"]]], axis=1).to_csv("t.csv", index=False)
-    assert cli.main(["data", "csv:t.csv", "--label-column", "kind", "--client-column", "who"]) == 2
+    assert "got f0 twice" in refusal(fdp.load, "csv:t.csv", **words)
 
 
-def test_an_npz_that_holds_a_name_twice_is_refused(capsys):
+def test_an_npz_that_holds_a_name_twice_is_refused():
     np.savez("own.npz", **GOOD)
     with zipfile.ZipFile("own.npz") as archive:
         copy = archive.read("y_train.npy")
     with warnings.catch_warnings(), zipfile.ZipFile("own.npz", "a") as archive:
         warnings.simplefilter("ignore")
         archive.writestr("y_train.npy", copy)
-    assert cli.main(["data", "npz:own.npz"]) == 2
-    assert "y_train twice" in capsys.readouterr().err
+    assert "y_train twice" in refusal(fdp.load, "npz:own.npz")
 
 
 ORDERS = [
@@ -239,7 +211,6 @@ def test_arrays_of_the_other_order_of_bytes_train_as_their_own():
 def test_a_vocabulary_that_is_none_is_refused_for_every_task():
     tokens = {**GOOD, "x_train": X.astype(int), "x_test": X[:8].astype(int)}
     for wrong in (["a", "b"], 50, "words.txt"):
-        with pytest.raises(
-            errors.ConfigurationError, match=r"vocabulary must be a Vocabulary, got .*Vocabulary\(size="
-        ):
-            fdp.dataset(**tokens, vocabulary=wrong)
+        told = refusal(fdp.dataset, **tokens, vocabulary=wrong)
+        assert told.startswith("vocabulary must be a Vocabulary, got ")
+        assert "Vocabulary(size=" in told

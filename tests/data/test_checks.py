@@ -2,10 +2,10 @@
 
 import resource
 
-import helpers
 import numpy as np
 import pandas as pd
 import pytest
+from helpers import refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, models
@@ -20,19 +20,12 @@ GOOD = {"x_train": X, "y_train": Y, "x_test": X[:4], "y_test": Y[:4]}
 ROWS = [[0, 1, 2], [3, 4]]
 
 
-def refusal(call, *args, **options):
-    return helpers.refusal(lambda: call(*args, **options))
-
-
 WRONG = [
     ({"y_train": Y - 1}, "integer labels from 0, got int64 from -1"),
     ({"y_train": Y.astype(float)}, "got float64; .astype(int)"),
     ({"y_train": Y == 0}, "got bool; .astype(int)"),
     ({"y_train": Y + 0.5}, "with fractions"),
-    (
-        {"y_train": np.where(Y > 0, Y, np.nan)},
-        "records, counted from 0: 0, ",
-    ),
+    ({"y_train": np.where(Y > 0, Y, np.nan)}, "records, counted from 0: 0, "),
     ({"y_train": Y.astype(str)}, "np.unique"),
     ({"y_train": Y[:3]}, "(records, ...) and (records,)"),
     ({"y_train": Y + 1, "y_test": Y[:4] + 1}, "counted from 0, got 1 to 3; subtract 1"),
@@ -70,7 +63,7 @@ def test_wrong_arrays_are_refused_in_one_line(changes, words, tmp_path):
 @pytest.mark.parametrize(("changes", "words"), [row for row in WRONG if "got 4 labels" not in row[1]], ids=str)
 def test_a_hand_made_data_set_passes_the_same_door(changes, words):
     arrays = GOOD | {"classes": 3} | changes
-    refusal(lambda: federate(Dataset("hand", **arrays), ROWS))
+    refusal(federate, Dataset("hand", **arrays), ROWS)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +134,9 @@ def test_wrong_tables_are_refused_in_one_line(frame, words, kind, tmp_path):
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_files_that_are_no_tables_are_refused(kind, tmp_path):
     path = tmp_path / "t"
-    assert "existing file" in refusal(load, f"{kind}:{path}")
-    for content in (b"", b"\xff\xfe\x00\x80" * 20, b"a,b\n1,2,3\n4,5,6,7,8\n"):
+    for content in (b"\xff\xfe\x00\x80" * 20, b"a,b\n1,2,3\n4,5,6,7,8\n"):
         path.write_bytes(content)
         refusal(load, f"{kind}:{path}")
-    refusal(load, "digits", label_column="y")
 
 
 # Files of arrays
@@ -176,16 +167,6 @@ def test_an_npz_may_say_its_number_of_classes():
     assert load("npz:mine.npz").classes == 7
     np.savez("mine.npz", **GOOD, classes=[7, 8])
     assert "mine.npz: classes must be one integer" in refusal(load, "npz:mine.npz")
-
-
-def test_nobody_is_advised_to_load_pickles():
-    rng = np.random.default_rng(0)
-    with open("a.npz", "wb") as file:
-        file.write(rng.bytes(5000))
-    told = [refusal(load, "npz:a.npz")]
-    np.savez("a.npz", **GOOD | {"x_train": X.astype(object)})
-    told.append(refusal(load, "npz:a.npz"))
-    assert not any("pickle" in line for line in told)
 
 
 # What a run needs of its data

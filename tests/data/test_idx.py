@@ -95,6 +95,21 @@ def test_letters_start_at_zero_and_are_transposed_back(offline):
     assert (y_train.min(), got.classes) == (1, 3)
 
 
+@pytest.mark.parametrize("place", ["own", "emnist", "emnist/gzip"])
+@pytest.mark.parametrize("split", ["byclass", "balanced", "digits"])
+def test_emnist_splits_are_read_from_their_own_or_the_archives_folder(folder, split, place):
+    where = folder / (f"emnist_{split}" if place == "own" else place)
+    where.mkdir(parents=True)
+    x, y = np.arange(24, dtype=np.uint8).reshape(4, 2, 3), np.array([0, 2, 1, 0], np.uint8)
+    for side in ("train", "test"):
+        for part, array in (("images-idx3", x), ("labels-idx1", y)):
+            (where / f"emnist-{split}-{side}-{part}-ubyte").write_bytes(idx_bytes(array))
+    got = data.load(f"emnist_{split}", folder)
+    np.testing.assert_array_equal(got.x_train, x.transpose(0, 2, 1))
+    np.testing.assert_array_equal(got.y_test, y)
+    assert got.classes == 3
+
+
 IMAGES = idx_bytes(np.zeros((9, 3, 2), np.uint8))
 
 zipped = functools.partial(gzip.compress, mtime=0)  # the same bytes at any time, since they are part of a test's name

@@ -78,20 +78,6 @@ def test_natural_clients_are_the_owners_in_increasing_order(owners, kind):
     assert sum(map(len, clients)) == ids.size
 
 
-@pytest.mark.parametrize(
-    "split",
-    [
-        lambda seed: data.iid(LABELS, np.full(20, 30), seed),
-        lambda seed: data.labels_per_client(LABELS, np.full(20, 30), 2, seed),
-        lambda seed: [data.power_law_sizes(600, 20, 5, seed)],
-    ],
-)
-def test_seed_alone_decides_the_split(split):
-    first, again, other = (np.concatenate(split(seed)) for seed in (3, 3, 4))
-    np.testing.assert_array_equal(first, again)
-    assert (first != other).any()
-
-
 def test_chance_decides_which_clients_share_labels_and_who_gets_which_record():
     splits = [data.labels_per_client(LABELS, np.full(20, 30), 2, seed) for seed in range(8)]
     shared = [set(LABELS[clients[0]]) == set(LABELS[clients[5]]) for clients in splits]

@@ -28,11 +28,11 @@ from fedjax_dp.data.owners import file_parts
 )
 def test_lists_of_rows_that_are_none(tmp_path, text, words):
     (tmp_path / "a.json").write_text(text)
-    assert words in refusal(lambda: file_parts(tmp_path / "a.json", 3))
+    assert words in refusal(file_parts, tmp_path / "a.json", 3)
 
 
 def test_given_bad_partition():
     path = pathlib.Path(os.environ.get("FEDJAX_DP_DATA", "")) / "formats/bad/partition.json"
     if not path.is_file():
         pytest.skip(f"{path} is not at hand: FEDJAX_DP_DATA names the folder that holds formats")
-    assert "row 1 again" in refusal(lambda: file_parts(path, 6))
+    assert "row 1 again" in refusal(file_parts, path, 6)

@@ -9,15 +9,11 @@ from helpers import SEEDS, check_split, labels_and_sizes, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from test_partition import LABELS, table_of
 
 from fedjax_dp import data, errors
 
-LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
 MNIST = np.repeat(np.arange(10), [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949])  # its training labels
-
-
-def table_of(clients, labels):
-    return np.stack([np.bincount(labels[rows], minlength=labels.max() + 1) for rows in clients])
 
 
 # Shards
@@ -189,13 +185,6 @@ def test_class_dirichlet_draws_again_at_most_ten_times():
 # Dirichlet record by record
 
 
-@given(labels_and_sizes(), st.floats(1e-3, 1e3), SEEDS, st.sampled_from(["per_class", "hsu"]))
-@settings(max_examples=60, deadline=None)
-def test_inner_dirichlet_fills_every_size_whatever_the_concentration(problem, concentration, seed, scale):
-    labels, sizes = problem
-    check_split(data.inner_dirichlet(labels, sizes, concentration, seed, scale), sizes, labels.size)
-
-
 def test_a_used_up_class_hits_all_clients_alike():
     """Clients that want both classes evenly, of which one is used up half way.
 
@@ -343,15 +332,23 @@ def test_growing_sizes_by_hand():
 # The same for all
 
 SPLITS = {
-    "shards": lambda labels, num_clients, seed: data.shards(labels, num_clients, seed),
-    "pathological": lambda labels, num_clients, seed: data.pathological(labels, num_clients, 2, seed),
-    "class-dirichlet": lambda labels, num_clients, seed: data.class_dirichlet(labels, num_clients, 0.5, seed),
-    "inner-dirichlet": lambda labels, num_clients, seed: data.inner_dirichlet(
-        labels, np.full(num_clients, labels.size // num_clients), 0.5, seed
-    ),
-    "continuous": lambda labels, num_clients, seed: data.continuous(labels, num_clients, 0.5, seed),
-    "grouped-natural": lambda labels, num_clients, seed: data.grouped_natural(np.arange(labels.size) // 2, 5, seed),
+    "shards": data.shards,
+    "pathological": lambda labels, clients, seed: data.pathological(labels, clients, 2, seed),
+    "class-dirichlet": lambda labels, clients, seed: data.class_dirichlet(labels, clients, 0.5, seed),
+    "inner-dirichlet": lambda labels, clients, seed: data.inner_dirichlet(labels, each(labels, clients), 0.5, seed),
+    "continuous": lambda labels, clients, seed: data.continuous(labels, clients, 0.5, seed),
+    "grouped-natural": lambda labels, clients, seed: data.grouped_natural(np.arange(labels.size) // 2, 5, seed),
+    "similarity": lambda labels, clients, seed: data.similarity(labels, clients, 10, seed),
+    "dirichlet": lambda labels, clients, seed: data.dirichlet(labels, each(labels, clients), 0.5, seed),
+    "one-class": lambda labels, clients, seed: data.one_class_per_client(labels, each(labels, clients), seed),
+    "labels": lambda labels, clients, seed: data.labels_per_client(labels, each(labels, clients), 2, seed),
+    "iid": lambda labels, clients, seed: data.iid(labels, each(labels, clients), seed),
+    "power-law-sizes": lambda labels, clients, seed: [data.power_law_sizes(labels.size, clients, 5, seed)],
 }
+
+
+def each(labels, num_clients):
+    return np.full(num_clients, labels.size // num_clients)
 
 
 @pytest.mark.parametrize("name", SPLITS)

@@ -56,7 +56,7 @@ def test_test_records_of_a_file_are_kept_and_bounds_stay_with_training_records()
 
 def test_one_record_of_every_client_leaves_none_to_test_on():
     alone = RecordTable(np.arange(3), x=np.ones((3, 1)), y=np.arange(3))
-    assert "two of some client, one to test on" in refusal(lambda: make_dataset("name", "file", alone, None))
+    assert "two of some client, one to test on" in refusal(make_dataset, "name", "file", alone, None)
 
 
 @pytest.mark.parametrize(

@@ -18,23 +18,8 @@ def write_messages(folder, rows, header="user,positive,text"):
 
 def test_words_are_those_of_the_basic_english_tokeniser():
     # source: the table of replacements in torchtext's documentation of "basic_english"
-    assert words_of('Don\'t (you) "ever"; stop: NOW.<br />ok,fine!?') == [
-        "don",
-        "'",
-        "t",
-        "(",
-        "you",
-        ")",
-        "ever",
-        "stop",
-        "now",
-        ".",
-        "ok",
-        ",",
-        "fine",
-        "!",
-        "?",
-    ]
+    words = "don ' t ( you ) ever stop now . ok , fine ! ?"
+    assert words_of('Don\'t (you) "ever"; stop: NOW.<br />ok,fine!?') == words.split()
 
 
 def test_vocabulary_is_of_training_messages_with_ties_in_alphabetical_order(folder):

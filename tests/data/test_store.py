@@ -3,7 +3,6 @@
 import jax
 import numpy as np
 import pytest
-from helpers import refusal
 
 from fedjax_dp import data
 from fedjax_dp.data import Dataset
@@ -25,16 +24,13 @@ def test_rows_are_contiguous_by_client_and_the_records_are_shared():
     assert store.offsets.tolist() == [0, 3, 4]
     np.testing.assert_allclose(store.shares, [3 / 8, 1 / 8, 4 / 8], rtol=1e-7)
     np.testing.assert_array_equal(store.rows, np.concatenate(ROWS))
+    assert data.federate(dataset, ROWS, shares=[0.25, 0.25, 0.5]).shares.tolist() == [0.25, 0.25, 0.5]
     assert store.x is dataset.x_train
     np.testing.assert_array_equal(store.y, dataset.y_train)
     np.testing.assert_array_equal(store.x_test, dataset.x_test)
     np.testing.assert_array_equal(store.y_test, dataset.y_test)
     assert (store.num_clients, store.record_shape, store.classes, store.name) == (3, (4, 3), 3, "toy")
     assert (store.x.dtype, store.x_test.dtype, store.y.dtype) == (np.uint8, np.uint8, np.int32)
-
-
-def test_shares_can_be_given():
-    assert data.federate(image_set(), ROWS, shares=[0.25, 0.25, 0.5]).shares.tolist() == [0.25, 0.25, 0.5]
 
 
 @pytest.mark.parametrize("kind", [int, str])
@@ -61,18 +57,3 @@ def test_gather_returns_the_clients_own_records_normalised():
         assert x.dtype == np.float32
         np.testing.assert_array_equal(x, seen)
         np.testing.assert_array_equal(y, dataset.y_train[rows[::-1]])
-
-
-@pytest.mark.parametrize(
-    "clients",
-    [
-        [[0, 1], [1, 2]],  # shared by two clients
-        [[0, 0]],
-        [[0, 12]],
-        [[-1]],
-        [[0], []],
-        [],
-    ],
-)
-def test_repeated_or_missing_records_are_refused(clients):
-    refusal(data.federate, image_set(), [np.array(rows, int) for rows in clients])

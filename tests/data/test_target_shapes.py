@@ -2,15 +2,15 @@
 
 import contextlib
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import target_data, usual
+from helpers import refusal, target_data, usual
 
 import fedjax_dp as fdp
-from fedjax_dp import errors
 from fedjax_dp.data import Dataset, Vocabulary, federate, open_store, save_store
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.targets import TARGETS
@@ -54,19 +54,14 @@ def test_a_mean_over_records_sees_every_target_once(task):
 def test_a_store_on_disk_holds_targets_of_any_shape(task, tmp_path):
     data = target_data(task)
     if task == "own":
-        with pytest.raises(errors.ConfigurationError, match="one array, for which a store has a column"):
-            save_store(data, tmp_path / "store")
+        assert "one array, for which a store has a column" in refusal(save_store, data, tmp_path / "store")
         return
     save_store(data, tmp_path / "store")
     back = open_store(tmp_path / "store")
     np.testing.assert_array_equal(back.y, np.asarray(data.y)[data.row_numbers])
     np.testing.assert_array_equal(back.y_test, data.y_test)
-    assert (back.y.dtype, back.task, back.vocabulary, back.classes) == (
-        data.y.dtype,
-        data.task,
-        data.vocabulary,
-        data.classes,
-    )
+    assert back.y.dtype == data.y.dtype
+    assert (back.task, back.vocabulary, back.classes) == (data.task, data.vocabulary, data.classes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,12 +123,7 @@ WORDS = {"vocabulary": Vocabulary(7), "tokens": True}
         ("regression", np.ones((20, 2), "U1"), {}, "y_train must be finite numbers, got <U1"),
         ("sequence", IDS, {}, "vocabulary must be a Vocabulary, got nothing"),
         ("sequence", IDS, {"vocabulary": Vocabulary(0)}, "vocabulary: size must be an integer from 2"),
-        (
-            "sequence",
-            IDS,
-            {"vocabulary": Vocabulary(7, pad=7)},
-            "pad must be an integer from -1 to 6, got 7",
-        ),
+        ("sequence", IDS, {"vocabulary": Vocabulary(7, pad=7)}, "pad must be an integer from -1 to 6, got 7"),
         ("sequence", IDS, {"vocabulary": Vocabulary(7, oov=(6, 9))}, "vocabulary: oov must be .* got 9"),
         ("sequence", IDS + 1, WORDS, "y_train must be ids 0 to 6 of the vocabulary, got id 7; .*oov"),
         ("sequence", IDS - 1, WORDS, "y_train must be ids 0 to 6 of the vocabulary, got id -1"),
@@ -147,15 +137,13 @@ WORDS = {"vocabulary": Vocabulary(7), "tokens": True}
 def test_targets_that_are_none_of_the_task_are_refused_in_one_line(task, y, about, told):
     arrays = dataset_of(task, y, jax.tree.map(lambda a: a[:5], y), **about)[1:5]
     options = {"task": task, "classes": None} | about
-    with pytest.raises(errors.ConfigurationError, match=told) as refused:
-        check_data("", *arrays, **options)
-    assert "\n" not in str(refused.value)
+    assert re.search(told, refusal(check_data, "", *arrays, **options))
 
 
 def test_ids_of_features_stand_in_the_vocabulary_too():
     dataset = dataset_of("sequence", IDS, classes=7, **WORDS)
-    with pytest.raises(errors.ConfigurationError, match="toy: x_train must be ids 0 to 6 of the vocabulary, got id 9"):
-        federate(dataset._replace(x_train=dataset.x_train + 8), CLIENTS)
+    told = refusal(federate, dataset._replace(x_train=dataset.x_train + 8), CLIENTS)
+    assert "toy: x_train must be ids 0 to 6 of the vocabulary, got id 9" in told
 
 
 def test_another_target_is_another_checksum():

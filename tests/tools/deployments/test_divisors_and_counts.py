@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import scipy
+from helpers import refusal
 from test_judgement import CENTRAL, RECORD, replace
 
-from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency
 from fedjax_dp.tools.deployments import check, plan
 from fedjax_dp.tools.deployments.mechanism import mechanism_of, missing_facts
@@ -80,8 +80,7 @@ def test_noise_on_a_mean_over_those_who_came_costs_at_least_what_a_test_proves()
     ],
 )
 def test_by_what_a_mean_is_divided_is_asked_for_where_batches_vary(records):
-    with pytest.raises(errors.ConfigurationError, match=r"weights\.denominator must be given"):
-        epsilon(RECORD, {**BY_MEAN, "records": records})
+    assert "weights.denominator must be given" in refusal(epsilon, RECORD, {**BY_MEAN, "records": records})
     worst = epsilon(RECORD, {**BY_MEAN, "records": records}, weights__denominator="count")
     alone = {"law": "poisson" if records["law"] == "unknown" else records["law"], "rate": 1.0, "steps": 1, "of": 1}
     if records["law"] != "once":  # a batch of one record, certainly
@@ -115,8 +114,6 @@ def test_what_becomes_of_a_rest_is_asked_for_where_there_is_one():
     assert missing_facts(keeps) == ["weights.denominator"]
     whole = {**PASSES, "records": {"law": "shuffled", "size": 3, "of": 6, "steps": 2}}
     assert missing_facts(replace(RECORD, **whole)) == []
-    with pytest.raises(errors.ConfigurationError, match=r"records\.last"):
-        replace(RECORD, records__last="keep")
 
 
 @pytest.mark.parametrize(("bits", "moved"), [("zero-one", 1.0), ("unknown", 1.0), ("half", 0.5)])
@@ -128,8 +125,7 @@ def test_a_count_costs_what_a_client_that_comes_moves_it_by(bits, moved):
 
 
 def test_what_bits_are_is_asked_for_where_clients_come_and_go():
-    with pytest.raises(errors.ConfigurationError, match=r"clip\.count_bits must be given"):
-        epsilon(CENTRAL, FAINT)
+    assert "clip.count_bits must be given" in refusal(epsilon, CENTRAL, FAINT)
     exchanged = {**FAINT, "clients": {"law": "all", "of": 100}, "noise__on": "mean"}
     assert epsilon(CENTRAL, exchanged) == pytest.approx(gaussian_epsilon(1.0, 1e-5), rel=1e-3)
 
@@ -156,34 +152,6 @@ def test_groups_of_clients_that_leave_a_rest_out_come_round_sooner():
 def test_a_client_that_is_drawn_twice_weighs_twice_for_its_records_too(law):
     central = {"noise__on": "sum", "clients": {"law": law, "size": 50, "of": 100}, "noise__std": 8.0}
     assert epsilon(CENTRAL, central, unit="record") == epsilon(CENTRAL, central)
-    with pytest.raises(errors.ConfigurationError, match=r"clients\.size, clients\.of"):
-        epsilon(CENTRAL, {**central, "clients": {"law": law}}, unit="record")
-    laplace = {**central, "noise": {"law": "laplace", "std": 1.0, "on": "sum", "by": "server"}, "clip__norm": "l1"}
-    with pytest.raises(errors.ConfigurationError, match=r"noise\.law must be gaussian for clients by law"):
-        epsilon(CENTRAL, laplace)
-
-
-def test_records_of_an_unknown_law_may_stand_in_a_sum_several_times():
-    for facts in ({"law": "unknown", "steps": 1}, {"law": "unknown", "rate": 0.1, "of": 100, "steps": 1}):
-        with pytest.raises(errors.ConfigurationError, match=r"records\.size"):
-            epsilon(RECORD, {"records": facts})
-
-
-@pytest.mark.parametrize(
-    ("facts", "changes", "name"),
-    [
-        (RECORD, {"clip__count_noise": 1.0}, "clip.count_noise"),
-        (RECORD, {"clip__threshold": "adaptive", "clip__count_noise": 1.0, "clip__norm": "coordinate"}, "clip.norm"),
-        (RECORD, {"selection": {"epsilon": 0.1, "of": 10, "fraction": 0.5, "release": 0.1}}, "selection.epsilon"),
-        (CENTRAL, {"noise__law": "laplace", "clip__norm": "l1", "clients__law": "all", **ADAPTIVE}, "clip.count_noise"),
-        (CENTRAL, {"ignored": ["weights.denominator"]}, "ignored"),
-        (CENTRAL, {"clip__tensors": 4}, "clip.tensors"),
-        (CENTRAL, {"weights": {"largest": 0.05}}, "weights.largest"),
-    ],
-)
-def test_what_no_account_has_a_part_for_is_refused(facts, changes, name):
-    with pytest.raises(errors.ConfigurationError, match=name.replace(".", r"\.")):
-        check(replace(facts, **changes))
 
 
 def test_a_clip_or_noise_that_is_ignored_in_part_is_ignored():
@@ -200,8 +168,6 @@ def test_a_log_has_the_worst_of_an_unknown_law_and_one_kind_of_neighbours(tmp_pa
     path.write_text("round,client,steps,batch,of,sampling\n0,a,1,50,100,with-replacement\n")
     assert unknown >= check(replace(RECORD, noise__std=8.0), log=path).mechanism.epsilon
     path.write_text("round,client,steps,batch,of,sampling\n0,a,1,50,100,poisson\n0,b,1,50,100,fixed\n")
-    with pytest.raises(errors.ConfigurationError, match="one kind of neighbours"):
-        check(replace(RECORD), log=path)
+    assert "one kind of neighbours" in refusal(check, replace(RECORD), log=path)
     path.write_text("round,client,steps,batch,of,sampling\n0,a,1,50,100,poisson\n")
-    with pytest.raises(errors.ConfigurationError, match=r"weights\.denominator"):
-        check(replace(RECORD, noise__on="mean"), log=path)
+    assert "weights.denominator" in refusal(check, replace(RECORD, noise__on="mean"), log=path)

@@ -21,7 +21,7 @@ GRID = np.linspace(-15, 15, 6_001)
 DRAWS = ("all", "poisson", "fixed", "with-replacement", "shuffled")
 
 
-def draws(law, count, last, rate):
+def draws(law, count, rate):
     """(chance, members of the sum) for `count` members, in draws that are kept apart if their order is public."""
     members = range(count)
     if law == "all":
@@ -32,9 +32,7 @@ def draws(law, count, last, rate):
     if law == "fixed":
         chosen = list(itertools.combinations(members, SIZE))
         return [(1 / len(chosen), one) for one in chosen]
-    if law == "with-replacement":
-        return [(count**-SIZE, one) for one in itertools.product(members, repeat=SIZE)]
-    raise AssertionError(law)
+    return [(count**-SIZE, one) for one in itertools.product(members, repeat=SIZE)]
 
 
 def law_of(values, options):
@@ -46,7 +44,7 @@ def law_of(values, options):
         batch = (0,) if count % SIZE and last == "keep" else (0, 1)
         chosen = [(1.0, batch)]
     else:
-        chosen = draws(law, len(values), last, rate)
+        chosen = draws(law, len(values), rate)
     for chance, members in chosen:
         by = constant if divisor == "fixed" else len(members)
         total = sum(values[member] for member in members)

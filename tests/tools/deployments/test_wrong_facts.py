@@ -12,9 +12,12 @@ from test_judgement import CENTRAL, MESSAGE, RECORD, merged, replace
 
 from fedjax_dp import errors
 from fedjax_dp.tools import cli
-from fedjax_dp.tools.deployments import Deployment, check, templates
+from fedjax_dp.tools.deployments import check, templates
 from fedjax_dp.tools.deployments.description import missing_facts_error
 
+ADAPTIVE = {"clip__threshold": "adaptive", "clip__count_noise": 1.0}
+LAPLACE = {"noise": {"law": "laplace", "std": 1.0, "on": "sum", "by": "server"}, "clip__norm": "l1"}
+TWICE = [{"law": "with-replacement"}, {"law": "unknown"}]
 WRONG = [  # the deployment, what is changed, and the name that the line must have
     *((RECORD, {"delta": value}, "delta") for value in (0, 1, -1e-5, math.nan, "small", [1e-5])),
     *((RECORD, {"rounds": value}, "rounds") for value in (0, -1, 2.5, True, "ten", 10**7)),
@@ -45,7 +48,6 @@ WRONG = [  # the deployment, what is changed, and the name that the line must ha
     (CENTRAL, {"weights": {"largest": 0.09}}, "weights.largest"),
     (RECORD, {"records__last": "keep"}, "records.last"),
     (CENTRAL, {"clip__count_bits": "half"}, "clip.count_bits"),
-    (MESSAGE, {"clip__tensors": 3}, "clip.tensors"),
     (
         MESSAGE,
         {"noise__law": "laplace", "clip__norm": "l1", "noise__calibration": {"epsilon": 1.0}},
@@ -69,6 +71,16 @@ WRONG = [  # the deployment, what is changed, and the name that the line must ha
     (MESSAGE, {"noise": {"law": "gaussian", "calibration": {"epsilon": 1.0}}}, "noise.calibration.delta"),
     (MESSAGE, {"noise": {"law": "gaussian", "on": "message", "by": "client"}}, "noise.std"),
     (MESSAGE, {"clip": {"of": "update"}}, "clip.norm, clip.bound"),
+    (RECORD, {"clip__count_noise": 1.0}, "clip.count_noise"),
+    (RECORD, {**ADAPTIVE, "clip__norm": "coordinate"}, "clip.norm"),
+    (RECORD, {"selection": {"epsilon": 0.1, "of": 10, "fraction": 0.5, "release": 0.1}}, "selection.epsilon"),
+    (RECORD, {"records": {"law": "unknown", "steps": 1}}, "records.size"),  # may stand in a sum several times
+    (RECORD, {"records": {"law": "unknown", "rate": 0.1, "of": 100, "steps": 1}}, "records.size"),
+    (CENTRAL, {"noise__law": "laplace", "clip__norm": "l1", "clients__law": "all", **ADAPTIVE}, "clip.count_noise"),
+    (CENTRAL, {"ignored": ["weights.denominator"]}, "ignored"),
+    (CENTRAL, {"weights": {"largest": 0.05}}, "weights.largest"),
+    *((CENTRAL, {"unit": "record", "noise__on": "sum", "clients": law}, "clients.size, clients.of") for law in TWICE),
+    *((CENTRAL, {**LAPLACE, "clients": {**law, "size": 50, "of": 100}}, "noise.law") for law in TWICE),
 ]
 
 
@@ -180,12 +192,6 @@ def test_check_imports_no_jax(tmp_path):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("epsilon ")
-
-
-def test_a_deployment_is_printed_as_the_file_it_is_read_from():
-    for facts in (RECORD, CENTRAL, MESSAGE):
-        deployment = replace(facts)
-        assert Deployment.from_dict(deployment.to_dict()) == deployment
 
 
 def test_the_folder_of_a_run_is_refused_with_the_command_that_reads_it(tmp_path):

@@ -36,7 +36,7 @@ ROWS = [("train", name, example(tokens=[b"a b"])) for name in "ab"]
 def test_files_that_are_no_database(tmp_path, raw, words):
     path = tmp_path / "a.sqlite.lzma"
     path.write_bytes(raw)
-    assert words in refusal(lambda: load(f"tff:{path}"))
+    assert words in refusal(load, f"tff:{path}")
 
 
 @pytest.mark.parametrize("packed", [lzma.FORMAT_ALONE, lzma.FORMAT_XZ, None])
@@ -45,10 +45,10 @@ def test_a_database_that_is_cut_anywhere_is_refused(tmp_path, packed):
     raw = path.read_bytes()
     for part in np.linspace(1, len(raw) - 1, 12).astype(int):
         path.write_bytes(raw[:part])
-        refusal(lambda: load(f"tff:{path}"))
+        refusal(load, f"tff:{path}")
     path.write_bytes(raw + b"more")
     if packed is not None:
-        refusal(lambda: load(f"tff:{path}"))
+        refusal(load, f"tff:{path}")
 
 
 METADATA = "CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER);"
@@ -102,7 +102,7 @@ def test_databases_of_other_tables(tmp_path, schema, words):
         path = database(tmp_path / "a.sqlite", [], schema=schema)
     except sqlite3.OperationalError as error:
         pytest.skip(f"this SQLite cannot make it: {error}")
-    assert words in refusal(lambda: load(f"tff:{path}"))
+    assert words in refusal(load, f"tff:{path}")
 
 
 @pytest.mark.parametrize(
@@ -127,15 +127,15 @@ def test_databases_of_other_tables(tmp_path, schema, words):
 )
 def test_examples_that_are_none(tmp_path, raw, words):
     path = database(tmp_path / "a.sqlite", [("train", "a", raw), ("train", "a", raw)])
-    assert words in refusal(lambda: load(f"tff:{path}"))
+    assert words in refusal(load, f"tff:{path}")
 
 
 def test_examples_of_clients_that_nobody_announced(tmp_path):
     counts = [("a", "train", 1)]
     path = database(tmp_path / "a.sqlite", ROWS, counts)
-    assert "a client of client_metadata" in refusal(lambda: load(f"tff:{path}"))
+    assert "a client of client_metadata" in refusal(load, f"tff:{path}")
     path = database(tmp_path / "a.sqlite", ROWS, [("a", "train", 2), ("b", "train", 1)])
-    assert "must be 2, as client_metadata says, got 1" in refusal(lambda: load(f"tff:{path}"))
+    assert "must be 2, as client_metadata says, got 1" in refusal(load, f"tff:{path}")
 
 
 def test_a_page_that_is_its_own_child_has_an_end(tmp_path):
@@ -153,7 +153,7 @@ def test_a_page_that_is_its_own_child_has_an_end(tmp_path):
             raw[root + place : root + place + 4] = first
         raw[root + 8 : root + 12] = first
     path.write_bytes(raw)
-    assert "numbers of their own" in refusal(lambda: load(f"tff:{path}"))
+    assert "numbers of their own" in refusal(load, f"tff:{path}")
 
 
 def test_a_name_that_would_be_a_command_is_a_name(tmp_path):

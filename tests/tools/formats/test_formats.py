@@ -42,6 +42,11 @@ def given():
     return folder, json.loads((folder / "expected.json").read_text())
 
 
+def parts_of(found):
+    yield "train", found.x_train, found.y_train, found.client_ids
+    yield "test", found.x_test, found.y_test, found.test_client_ids
+
+
 def clients_and_sizes(ids):
     names, sizes = np.unique(ids, return_counts=True)
     return names.tolist(), sizes.tolist()
@@ -69,10 +74,7 @@ def letters(ids):
 def test_given_plays_of_leaf(given):
     folder, expected = given
     found = load(f"leaf:{folder / 'leaf/shakespeare'}")
-    for split, x, y, ids in (
-        ("train", found.x_train, found.y_train, found.client_ids),
-        ("test", found.x_test, found.y_test, found.test_client_ids),
-    ):
+    for split, x, y, ids in parts_of(found):
         told = expected["leaf/shakespeare"][split]
         assert clients_and_sizes(ids) == (told["clients"], told["sizes"])
         order = np.argsort(ids, kind="stable")
@@ -144,10 +146,7 @@ def test_given_folders_of_hugging_face(given):
     folder, expected = given
     told = expected["hf/digits"]
     found = load(f"hf:{folder / 'hf/digits'}", client_column="writer")
-    for split, x, y, ids in (
-        ("train", found.x_train, found.y_train, found.client_ids),
-        ("test", found.x_test, found.y_test, found.test_client_ids),
-    ):
+    for split, x, y, ids in parts_of(found):
         assert y.tolist() == told["splits"][split]["label"]
         assert ids.tolist() == told["splits"][split]["writer"]
         assert x.shape[1:] == (28, 28)
@@ -167,10 +166,7 @@ def test_given_tables(given, kind):
     folder, expected = given
     told = expected[f"table/clients.{kind}"]
     found = load(f"{kind}:{folder / 'table/clients'}.{kind}", label_column="target", client_column="client")
-    for split, x, y, ids in (
-        ("train", found.x_train, found.y_train, found.client_ids),
-        ("test", found.x_test, found.y_test, found.test_client_ids),
-    ):
+    for split, x, y, ids in parts_of(found):
         order = np.argsort(ids, kind="stable")
         assert clients_and_sizes(ids) == (told[split]["clients"], told[split]["sizes"])
         assert x[order].tolist() == told[split]["x"]
@@ -191,10 +187,14 @@ def play(tmp_path, first=0, count=12, split="train"):
     return tmp_path / "play"
 
 
+def both(tmp_path):
+    """The same play to train and to test."""
+    play(tmp_path)
+    return f"leaf:{play(tmp_path, split='test')}"
+
+
 def test_windows_are_thinned_by_a_stride(tmp_path):
-    path = play(tmp_path)
-    play(tmp_path, split="test")
-    found = load(f"leaf:{path}", stride=5)
+    found = load(both(tmp_path), stride=5)
     assert [letters(row) for row in found.x_train[:3]] == [WINDOW[at : at + 80] for at in (0, 5, 10)]
     assert clients_and_sizes(found.client_ids) == (["ANNA", "BEN"], [3, 1])
     assert found.vocabulary.pad == -1
@@ -208,13 +208,13 @@ def test_windows_that_are_held_out_share_no_character_with_those_that_train(tmp_
     found = load(f"leaf:{tmp_path / 'long'}")
     assert (len(found.x_train), len(found.x_test)) == (820, 100)
     assert letters(found.x_test[0]) == text[900:980]
-    assert "windows of some client" in refusal(lambda: load(f"leaf:{play(tmp_path)}"))
+    assert "windows of some client" in refusal(load, f"leaf:{play(tmp_path)}")
 
 
 def test_an_unknown_character_is_refused_by_leaf_and_has_an_id_elsewhere(tmp_path):
     for split in ("train", "test"):
         leaf_file(tmp_path / "odd" / split / "a.json", {"a": (["é" * 4], ["b"])})
-    assert "character must be one of LEAF's 80, got 'é'" in refusal(lambda: load(f"leaf:{tmp_path / 'odd'}"))
+    assert "character must be one of LEAF's 80, got 'é'" in refusal(load, f"leaf:{tmp_path / 'odd'}")
     found = load(f"leaf:{tmp_path / 'odd'}", convention="fedjax")
     assert found.x_train.tolist() == [[89] * 4]
 
@@ -233,7 +233,7 @@ def test_images_have_the_shape_that_is_asked_for(tmp_path):
     path = leaf_file(tmp_path / "a.json", {"a": ([[1, 2, 3, 4], [0.5, 0, 0, 0]], [0, 1])})
     assert load(f"leaf:{path}", record_shape="2,2").x_train.shape == (1, 2, 2)
     for wrong in ("3,1", "0", "2,-2", "a", "", "2,,2", "1" * 30):
-        assert "record_shape" in refusal(lambda wrong=wrong: load(f"leaf:{path}", record_shape=wrong))
+        assert "record_shape" in refusal(load, f"leaf:{path}", record_shape=wrong)
 
 
 def test_messages_leave_the_name_of_the_user_out(tmp_path):
@@ -267,7 +267,7 @@ def test_the_splits_of_a_database_are_chosen_by_name(tmp_path):
     assert found.client_ids.tolist() == ["a", "b"]
     assert "splits that are not used: all_extra, digits_only_test, digits_only_train" in found.notes
     assert load(f"tff:{path}", subset="digits_only").client_ids.tolist() == ["c"]
-    assert "digits_train among them" in refusal(lambda: load(f"tff:{path}", subset="digits"))
+    assert "digits_train among them" in refusal(load, f"tff:{path}", subset="digits")
 
 
 def test_a_file_of_test_records_beside_one_in_hdf5_is_read(tmp_path):
@@ -278,7 +278,7 @@ def test_a_file_of_test_records_beside_one_in_hdf5_is_read(tmp_path):
     assert (len(found.x_train), len(found.x_test)) == (4, 2)
     assert "test records are those of fed_emnist_test.h5" in found.notes
     assert found.classes == 10
-    assert "subset must be left out for HDF5" in refusal(lambda: load(f"tff:{path}", subset="all"))
+    assert "subset must be left out for HDF5" in refusal(load, f"tff:{path}", subset="all")
 
 
 def table(**columns):
@@ -337,7 +337,7 @@ def test_columns_of_a_table_are_chosen_by_name(tmp_path):
     assert found.x_train.tolist() == [[[2], [1]], [[6], [5]]]
     assert found.y_test.tolist() == [1, 0]
     for wrong in ({"feature_columns": "a,a"}, {"feature_columns": "label"}, {"split_column": "parts"}):
-        refusal(lambda wrong=wrong: load(f"csv:{path}", **{"split_column": "part", "feature_columns": "a", **wrong}))
+        refusal(load, f"csv:{path}", **{"split_column": "part", "feature_columns": "a", **wrong})
 
 
 def test_a_task_says_what_the_targets_of_a_table_are(tmp_path):
@@ -358,9 +358,7 @@ def test_a_task_says_what_the_targets_of_a_table_are(tmp_path):
         ("a", "sequence", "task must be one of classes, binary, regression, multi_label"),
         ("a,b", "classes", "column a,b must be one of"),
     ):
-        assert told in refusal(
-            lambda label=label, task=task: load(f"csv:{path}", label_column=label, task=task, **asked)
-        )
+        assert told in refusal(load, f"csv:{path}", label_column=label, task=task, **asked)
 
 
 def test_arrays_have_a_task(tmp_path):
@@ -381,12 +379,11 @@ def test_a_task_says_what_the_targets_of_other_files_are(tmp_path):
     for task, shape in (("regression", (1,)), ("binary", ()), ("classes", ())):
         found = load(f"leaf:{path}", task=task)
         assert (found.task, found.y_train.shape[1:]) == (task, shape)
-    assert "lists of 0 and 1 for task multi_label" in refusal(lambda: load(f"leaf:{path}", task="multi_label"))
+    assert "lists of 0 and 1 for task multi_label" in refusal(load, f"leaf:{path}", task="multi_label")
     path = leaf_file(tmp_path / "b.json", {"a": ([[1, 2], [3, 4], [5, 6]], [[0, 1], [1, 1], [0, 0]])})
     assert load(f"leaf:{path}").task == "regression"
     assert load(f"leaf:{path}", task="multi_label").classes == 2
-    play(tmp_path)
-    found = load(f"leaf:{play(tmp_path, split='test')}", task="classes")
+    found = load(both(tmp_path), task="classes")
     assert (found.task, found.classes) == ("classes", 80)
     assert letters(found.y_train[:3]) == WINDOW[80:83]
     rows = table(a=[0.0, 1, 2, 3], y=[0, 1, 1, 0])
@@ -394,29 +391,25 @@ def test_a_task_says_what_the_targets_of_other_files_are(tmp_path):
     assert load(f"hf:{path}", label_column="y").task == "classes"
     for task in ("binary", "regression"):
         assert load(f"hf:{path}", label_column="y", task=task).task == task
-    assert "task must be another" in refusal(lambda: load(f"hf:{path}", label_column="y", task="sequence"))
+    assert "task must be another" in refusal(load, f"hf:{path}", label_column="y", task="sequence")
 
 
-def test_windows_that_overlap_are_told_of(tmp_path):
-    play(tmp_path)
-    path = play(tmp_path, split="test")
-    assert any("one character stands in up to 81 windows" in note for note in load(f"leaf:{path}").notes)
-    assert not any("stands in" in note for note in load(f"leaf:{path}", stride=80).notes)
+def promise_of(data, entry=fdp.dpnfl):
+    base = {"cohort_size": 1, "batch_size": 1, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0}
+    return fdp.guarantee(entry(**base, noise_multiplier=2.0), data, rounds=1, delta=1e-3)
 
 
 def warnings_of(found, **unit):
     data = federate(found, fdp.data.natural(found.client_ids))
-    base = {"cohort_size": 1, "batch_size": 1, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0}
-    entry = fdp.dp_fedavg if unit else fdp.dpnfl
-    return data, fdp.guarantee(entry(**base, noise_multiplier=2.0), data, rounds=1, delta=1e-3).warnings
+    return data, promise_of(data, fdp.dp_fedavg if unit else fdp.dpnfl).warnings
 
 
 @pytest.mark.parametrize(("stride", "windows_of_a_character"), [(None, 81), (5, 17), (80, 2)])
 def test_a_guarantee_of_overlapping_windows_says_in_how_many_a_character_stands(
     tmp_path, stride, windows_of_a_character
 ):
-    play(tmp_path)
-    found = load(f"leaf:{play(tmp_path, split='test')}", stride=stride)
+    found = load(both(tmp_path), stride=stride)
+    assert any(f"stands in up to {windows_of_a_character} windows" in note for note in found.notes) == (stride != 80)
     data, told = warnings_of(found)
     line = "epsilon is of one record: a record is a window of 81 characters; one character stands in up to "
     assert f"{line}{windows_of_a_character} windows" in told
@@ -461,26 +454,20 @@ def test_of_each_text_the_first_windows_are_kept(tmp_path):
     data = federate(found, fdp.data.natural(found.client_ids))
     kept = np.concatenate([np.flatnonzero(whole.unit_ids == text)[:2] for text in np.unique(whole.unit_ids)])
     assert sorted(data.row_numbers.tolist()) == sorted(kept.tolist())
-    base = {"cohort_size": 1, "batch_size": 1, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0}
-    stated = fdp.guarantee(fdp.dpnfl(**base, noise_multiplier=2.0), data, rounds=1, delta=1e-3)
+    stated = promise_of(data)
     assert stated.unit is Unit.TEXT
     assert any("a text has at most 2 records" in line for line in stated.assumptions)
 
 
 def test_windows_of_one_text_go_to_one_side(tmp_path):
-    play(tmp_path)
-    path = f"leaf:{play(tmp_path, split='test')}"
-    assert "left out where test windows are of the training clients' texts" in refusal(
-        lambda: load(path, windows_per_text=3)
-    )
+    path = both(tmp_path)
+    assert "left out where test windows are of the training clients' texts" in refusal(load, path, windows_per_text=3)
     leaf_file(tmp_path / "apart/train/a.json", {"ANNA": windows(WINDOW, 0, 12)})
     leaf_file(tmp_path / "apart/test/b.json", {"BEN": windows(WINDOW[2:], 0, 3)})
     found = load(f"leaf:{tmp_path / 'apart'}", windows_per_text=3, stride=2)
     assert found.bounds == (UnitBound(Unit.TOKEN, 41), UnitBound(Unit.TEXT, 3))
     assert federate(found, fdp.data.natural(found.client_ids)).sizes.tolist() == [3]
-    assert "windows_per_text must be an integer" in refusal(
-        lambda: load(f"leaf:{tmp_path / 'apart'}", windows_per_text=0)
-    )
+    assert "windows_per_text must be an integer" in refusal(load, f"leaf:{tmp_path / 'apart'}", windows_per_text=0)
 
 
 def test_windows_in_another_order_bound_no_token(tmp_path):
@@ -494,11 +481,7 @@ def test_windows_in_another_order_bound_no_token(tmp_path):
 @pytest.mark.parametrize(
     ("name", "option", "told"),
     [
-        (
-            "digits",
-            {"length": 3},
-            "length must be left out for digits, got 3; it is for csv:PATH, parquet:PATH, ",
-        ),
+        ("digits", {"length": 3}, "length must be left out for digits, got 3; it is for csv:PATH, parquet:PATH, "),
         ("leaf", {"subset": "x"}, "subset must be left out for leaf, got 'x'; it is for tff:PATH"),
         ("leaf", {"length": 3}, "length must be left out for LEAF's Shakespeare"),
         ("leaf", {"vocabulary": "f"}, "vocabulary must be left out for LEAF's Shakespeare"),
@@ -516,10 +499,8 @@ def test_windows_in_another_order_bound_no_token(tmp_path):
     ],
 )
 def test_an_option_that_means_nothing_is_refused(tmp_path, name, option, told):
-    play(tmp_path)
-    path = play(tmp_path, split="test") if name == "leaf" else posts(tmp_path)
-    asked = name if name == "digits" else f"{name}:{path}"
-    assert told in refusal(lambda: load(asked, **option))
+    asked = {"digits": lambda: name, "leaf": lambda: both(tmp_path), "tff": lambda: f"tff:{posts(tmp_path)}"}[name]()
+    assert told in refusal(load, asked, **option)
 
 
 @pytest.mark.parametrize(
@@ -536,8 +517,8 @@ def test_an_option_that_means_nothing_is_refused(tmp_path, name, option, told):
 def test_a_list_of_words_that_is_none_is_refused(tmp_path, content, told):
     (tmp_path / "words").write_bytes(content if isinstance(content, bytes) else content.encode())
     path = posts(tmp_path)
-    assert told in refusal(lambda: load(f"tff:{path}", vocabulary=str(tmp_path / "words")))
-    assert "existing file" in refusal(lambda: load(f"tff:{path}", vocabulary=str(tmp_path / "absent")))
+    assert told in refusal(load, f"tff:{path}", vocabulary=str(tmp_path / "words"))
+    assert "existing file" in refusal(load, f"tff:{path}", vocabulary=str(tmp_path / "absent"))
 
 
 def test_every_format_becomes_a_store(tmp_path, capsys):

@@ -1,7 +1,6 @@
 """Files of every format with changed bytes: read or refused, nothing left behind."""
 
 import contextlib
-import json
 import lzma
 import os
 import pathlib
@@ -10,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from client_files import database, example, field, hdf5, leaf_file, varint
+from client_files import database, example, hdf5, leaf_file
 from test_hugging_face import folder
 
 import fedjax_dp as fdp
@@ -36,13 +35,6 @@ def test_given_bad_files(name, tmp_path, capsys):
     assert len(said) == 1
     assert said[0].startswith("fedjax-dp: ")
     assert list(tmp_path.iterdir()) == [tmp_path / "temporary"]
-
-
-def test_varints_of_the_tests_are_right():
-    """The bytes that the format's documentation gives for 150, and the longest one."""
-    assert varint(150) == b"\x96\x01"
-    assert field(1, 0, 150) == b"\x08\x96\x01"
-    assert json.loads("[1]") == [1]
 
 
 def small_file(kind, tmp_path):

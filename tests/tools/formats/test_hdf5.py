@@ -1,5 +1,7 @@
 """HDF5 files that are damaged or made to do harm: one line each, nothing opened beside them."""
 
+import sys
+
 import h5py
 import numpy as np
 import pytest
@@ -44,7 +46,7 @@ TEXT = h5py.string_dtype()
 )
 def test_hdf5_of_other_things(tmp_path, write, words):
     path = written(tmp_path / "a.h5", write)
-    assert words in refusal(lambda: load(f"tff:{path}"))
+    assert words in refusal(load, f"tff:{path}")
 
 
 def test_hdf5_that_points_out_of_itself(tmp_path):
@@ -72,14 +74,13 @@ def test_hdf5_that_points_out_of_itself(tmp_path):
 
     for write, words in ((external, "external file"), (view, "another file"), (link, "a link"), (soft, "a link")):
         path = written(tmp_path / "a.h5", write)
-        assert words in refusal(lambda path=path: load(f"tff:{path}"))
+        assert words in refusal(load, f"tff:{path}")
 
 
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
         ({"label": np.arange(3)}, "as many records in every field"),
-        ({"label": np.arange(2.0)}, "62"),
         ({"label": np.array([0.5, 1])}, "numbers outside of it"),
         ({"label": np.array([0, 62])}, "labels 0 to 61"),
         ({"label": ["a", "b"]}, "real numbers"),
@@ -90,21 +91,18 @@ def test_hdf5_that_points_out_of_itself(tmp_path):
     ],
 )
 def test_fields_that_do_not_fit(tmp_path, changed, words):
-    fields = {"label": np.arange(2), "pixels": np.zeros((2, 28, 28))} | changed
-    path = hdf5(tmp_path / "a.h5", {"a": fields})
-    if words == "62":  # whole numbers as floats are labels
-        fields = {"label": np.array([0.0, 11.0]), "pixels": np.zeros((2, 28, 28))}
-        assert load(f"tff:{hdf5(path, {'a': fields})}").classes == 62
-    else:
-        assert words in refusal(lambda: load(f"tff:{path}"))
+    fields = {"label": np.arange(2), "pixels": np.zeros((2, 28, 28))}
+    assert words in refusal(load, f"tff:{hdf5(tmp_path / 'a.h5', {'a': fields | changed})}")
+    fields |= {"label": np.array([0.0, 11.0])}  # whole numbers as floats are labels
+    assert load(f"tff:{hdf5(tmp_path / 'b.h5', {'a': fields})}").classes == 62
 
 
 def test_clients_of_other_fields(tmp_path):
     path = hdf5(tmp_path / "a.h5", {"a": {"tokens": ["x", "y"]}, "b": {"snippets": ["x"]}})
-    assert "tokens among them, as the first client" in refusal(lambda: load(f"tff:{path}"))
+    assert "tokens among them, as the first client" in refusal(load, f"tff:{path}")
     hdf5(tmp_path / "a_train.h5", {"a": {"tokens": ["x", "y"]}})
     hdf5(tmp_path / "a_test.h5", {"a": {"snippets": ["x", "y"]}})
-    assert "with tokens, as a_train.h5" in refusal(lambda: load(f"tff:{tmp_path / 'a_train.h5'}"))
+    assert "with tokens, as a_train.h5" in refusal(load, f"tff:{tmp_path / 'a_train.h5'}")
 
 
 def test_hdf5_that_is_cut_anywhere_is_refused(tmp_path):
@@ -112,7 +110,7 @@ def test_hdf5_that_is_cut_anywhere_is_refused(tmp_path):
     raw = path.read_bytes()
     for part in np.linspace(9, len(raw) - 1, 12).astype(int):
         path.write_bytes(raw[:part])
-        refusal(lambda: load(f"tff:{path}"))
+        refusal(load, f"tff:{path}")
 
 
 def test_one_client_under_many_names_takes_no_more_room_than_its_file(tmp_path, monkeypatch):
@@ -124,15 +122,13 @@ def test_one_client_under_many_names_takes_no_more_room_than_its_file(tmp_path, 
             file[f"examples/b{number}"] = file["examples/a"]
 
     path = written(tmp_path / "a.h5", write)
-    assert "at most 200 times as large" in refusal(lambda: load(f"tff:{path}"))
+    assert "at most 200 times as large" in refusal(load, f"tff:{path}")
 
 
 def test_without_h5py_the_extra_is_named(tmp_path, monkeypatch):
-    import sys
-
     path = hdf5(tmp_path / "a.h5", {"a": {"tokens": ["x", "y"]}})
     monkeypatch.setitem(sys.modules, "h5py", None)
-    assert 'pip install "fedjax-dp[hdf5]"' in refusal(lambda: load(f"tff:{path}"))
+    assert 'pip install "fedjax-dp[hdf5]"' in refusal(load, f"tff:{path}")
 
 
 def test_a_collection_of_texts_without_end_is_refused_before_hdf5_loops_on_it(tmp_path):
@@ -143,7 +139,7 @@ def test_a_collection_of_texts_without_end_is_refused_before_hdf5_loops_on_it(tm
         at += 16 + -(-int.from_bytes(raw[at + 8 : at + 16], "little") // 8) * 8
     raw[at + 8 : at + 16] = bytes(8)
     path.write_bytes(raw)
-    assert "a text of 0 bytes where" in refusal(lambda: load(f"tff:{path}"))
+    assert "a text of 0 bytes where" in refusal(load, f"tff:{path}")
     raw[9:15] = b"\4" * 6
     path.write_bytes(raw)
-    assert "lengths of 8 bytes" in refusal(lambda: load(f"tff:{path}"))
+    assert "lengths of 8 bytes" in refusal(load, f"tff:{path}")

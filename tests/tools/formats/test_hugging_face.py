@@ -1,11 +1,13 @@
 """Folders of Hugging Face that do not fit, are damaged, or point out of themselves: one line each."""
 
+import io
+
 import numpy as np
 import pytest
 from client_files import saved
 from helpers import refusal
 
-from fedjax_dp.data import load
+from fedjax_dp.data import load, pictures
 
 pa = pytest.importorskip("pyarrow", reason="the extra `tables` brings pyarrow")
 
@@ -49,14 +51,11 @@ def folder(tmp_path, y=(0, 1, 0, 1), label=LABEL, **columns):
     ],
 )
 def test_folders_of_hugging_face_that_do_not_fit(tmp_path, options, words):
-    assert words in refusal(lambda: load(f"hf:{folder(tmp_path, **options)}"))
+    assert words in refusal(load, f"hf:{folder(tmp_path, **options)}")
 
 
 def test_pictures_of_two_sizes_or_without_end(tmp_path, monkeypatch):
     Image = pytest.importorskip("PIL.Image")
-    import io
-
-    from fedjax_dp.data import pictures
 
     def png(*size, mode="L"):
         buffer = io.BytesIO()
@@ -64,13 +63,13 @@ def test_pictures_of_two_sizes_or_without_end(tmp_path, monkeypatch):
         return {"bytes": buffer.getvalue(), "path": None}
 
     path = folder(tmp_path, image=[png(2, 2), png(2, 2), png(2, 3), png(2, 2)])
-    assert "(2, 2), as the first" in refusal(lambda: load(f"hf:{path}"))
+    assert "(2, 2), as the first" in refusal(load, f"hf:{path}")
     path = folder(tmp_path, image=[png(2, 2, mode="I;16")] * 4)
-    assert "I;16" in refusal(lambda: load(f"hf:{path}"))
+    assert "I;16" in refusal(load, f"hf:{path}")
     path = folder(tmp_path, image=[png(2, 2, mode="RGBA"), png(2, 2), png(2, 2), png(2, 2)])
     assert load(f"hf:{path}").x_train.shape[1:] == (2, 2, 3)
     monkeypatch.setattr(pictures, "MOST_PIXELS", 3)
-    assert "at most 3 pixels" in refusal(lambda: load(f"hf:{path}"))
+    assert "at most 3 pixels" in refusal(load, f"hf:{path}")
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,7 @@ def test_pictures_of_two_sizes_or_without_end(tmp_path, monkeypatch):
 def test_descriptions_of_other_things(tmp_path, file, content, words):
     path = folder(tmp_path, a=[1.0] * 4)
     (path / file).write_text(content)
-    assert words in refusal(lambda: load(f"hf:{path}"))
+    assert words in refusal(load, f"hf:{path}")
 
 
 def test_streams_that_are_none(tmp_path):
@@ -116,7 +115,7 @@ def test_streams_that_are_none(tmp_path):
     }
     for content, words in changed.items():
         file.write_bytes(content)
-        assert words in refusal(lambda: load(f"hf:{path}"))
+        assert words in refusal(load, f"hf:{path}")
 
 
 def test_a_column_of_an_extension_type_is_not_even_looked_at(tmp_path):
@@ -142,7 +141,7 @@ def test_a_column_of_an_extension_type_is_not_even_looked_at(tmp_path):
     pa.register_extension_type(Kind())
     try:
         for name in (f"hf:{path}", f"parquet:{tmp_path / 'a.parquet'}"):
-            assert "an extension type" in refusal(lambda name=name: load(name))
+            assert "an extension type" in refusal(load, name)
     finally:
         pa.unregister_extension_type("test.kind")
     assert not read
@@ -155,4 +154,4 @@ def test_offsets_that_lead_out_of_a_buffer(tmp_path):
     offsets = np.array([0, 1, 2], np.int32).tobytes()
     assert raw.count(offsets) == 1
     file.write_bytes(raw.replace(offsets, np.array([0, 1, 1 << 30], np.int32).tobytes()))
-    assert "damaged" in refusal(lambda: load(f"hf:{path}"))
+    assert "damaged" in refusal(load, f"hf:{path}")

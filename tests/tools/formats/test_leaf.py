@@ -31,7 +31,7 @@ GOOD = ([[0.5, 1], [1, 2]], [0, 1])
 def test_json_that_is_none(tmp_path, text, words):
     path = tmp_path / "a.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert words in refusal(lambda: load(f"leaf:{path}"))
+    assert words in refusal(load, f"leaf:{path}")
 
 
 @pytest.mark.parametrize(
@@ -56,13 +56,13 @@ def test_json_that_is_none(tmp_path, text, words):
 )
 def test_leaf_files_whose_parts_do_not_fit(tmp_path, changed, words):
     path = leaf_file(tmp_path / "a.json", {"a": GOOD, "b": GOOD}, **changed)
-    assert words in refusal(lambda: load(f"leaf:{path}"))
+    assert words in refusal(load, f"leaf:{path}")
 
 
 @pytest.mark.parametrize("name", ["a\0", "", "x" * 257, "\ud800"])
 def test_names_that_no_array_of_text_keeps(tmp_path, name):
     path = leaf_file(tmp_path / "a.json", {name: GOOD})
-    assert "client must be text of at most 256 characters" in refusal(lambda: load(f"leaf:{path}"))
+    assert "client must be text of at most 256 characters" in refusal(load, f"leaf:{path}")
 
 
 @pytest.mark.parametrize("name", ["a\nb", "\x1b[31m", "../../etc", "'; DROP TABLE", "%s{}", "\u202e", "🙂", " "])
@@ -70,7 +70,7 @@ def test_names_with_odd_characters_are_names(tmp_path, name):
     path = leaf_file(tmp_path / "a.json", {name: GOOD})
     assert set(load(f"leaf:{path}").client_ids) == {name}
     path = leaf_file(tmp_path / "b.json", {name: ([[1, 2], [3]], [0, 1])})
-    assert "different lengths" in refusal(lambda: load(f"leaf:{path}"))
+    assert "different lengths" in refusal(load, f"leaf:{path}")
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,7 @@ def test_names_with_odd_characters_are_names(tmp_path, name):
         ([["a"] * 6, ["a"] * 6], [0, 2], "0 or 1, got 2"),
         ([["a"] * 6, ["a"] * 6], [0, True], "a list of integers"),
         ([[["a", "b"]], [["a"]]], [{"target_tokens": [["b", "c"]]}, {"target_tokens": [["b"]]}], "1 and 1 tokens"),
-        (
-            [[["a", "b"]], [["a", "b"]]],
-            [{"target_tokens": [["b", "c"]]}, {"target_tokens": [["c", "c"]]}],
-            "one on",
-        ),
+        ([[["a", "b"]], [["a", "b"]]], [{"target_tokens": [["b", "c"]]}, {"target_tokens": [["c", "c"]]}], "one on"),
         ([[["a", "b"]], [["a", "b"]]], [{"target_tokens": [["b", "c"]]}, {}], "an object with target_tokens"),
         ([[["a", "b"]], [["a", "b"]]], [{"target_tokens": [["b", "c"]]}, {"target_tokens": []}], "1 and 0 sequences"),
         ([[["a", "b"]], [["a", 3]]], [{"target_tokens": [["b", "c"]]}] * 2, "a list of tokens"),
@@ -112,31 +108,31 @@ def test_names_with_odd_characters_are_names(tmp_path, name):
 )
 def test_leaf_records_that_are_none(tmp_path, x, y, words):
     path = leaf_file(tmp_path / "a.json", {"a": (x, y)})
-    assert words in refusal(lambda: load(f"leaf:{path}"))
+    assert words in refusal(load, f"leaf:{path}")
 
 
 def test_users_that_come_twice_in_a_split(tmp_path):
     for name in "12":
         leaf_file(tmp_path / f"train/{name}.json", {"a": GOOD})
-    assert "each user once in all files of a split" in refusal(lambda: load(f"leaf:{tmp_path}"))
+    assert "each user once in all files of a split" in refusal(load, f"leaf:{tmp_path}")
 
 
 def test_folders_without_files_and_files_for_folders(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "hf").mkdir()
-    assert "no .json file" in refusal(lambda: load(f"leaf:{tmp_path}"))
-    assert "an existing folder" in refusal(lambda: load(f"leaf:{tmp_path / 'absent'}"))
-    assert "got a folder" in refusal(lambda: load(f"tff:{tmp_path}"))
-    assert "existing file" in refusal(lambda: load(f"tff:{tmp_path / 'absent'}"))
-    assert "existing file" in refusal(lambda: load(f"hf:{tmp_path / 'hf'}"))
-    assert "an existing folder" in refusal(lambda: load(f"hf:{tmp_path / 'absent'}"))
+    assert "no .json file" in refusal(load, f"leaf:{tmp_path}")
+    assert "an existing folder" in refusal(load, f"leaf:{tmp_path / 'absent'}")
+    assert "got a folder" in refusal(load, f"tff:{tmp_path}")
+    assert "existing file" in refusal(load, f"tff:{tmp_path / 'absent'}")
+    assert "existing file" in refusal(load, f"hf:{tmp_path / 'hf'}")
+    assert "an existing folder" in refusal(load, f"hf:{tmp_path / 'absent'}")
     leaf_file(tmp_path / "train/a.json", {"a": GOOD})
     (tmp_path / "test").mkdir()
-    assert "LEAF's files of test records" in refusal(lambda: load(f"leaf:{tmp_path}"))
+    assert "LEAF's files of test records" in refusal(load, f"leaf:{tmp_path}")
     (tmp_path / "train/b.json").mkdir()
-    assert "got a folder" in refusal(lambda: load(f"leaf:{tmp_path / 'train'}"))
+    assert "got a folder" in refusal(load, f"leaf:{tmp_path / 'train'}")
     os.mkfifo(tmp_path / "pipe")
-    assert "got no file" in refusal(lambda: load(f"tff:{tmp_path / 'pipe'}"))
+    assert "got no file" in refusal(load, f"tff:{tmp_path / 'pipe'}")
     for name in ("leaf", "tff", "hf"):
-        refusal(lambda name=name: load(f"{name}:a\0b"))
-        refusal(lambda name=name: load(f"{name}:{'x' * 5000}"))
+        refusal(load, f"{name}:a\0b")
+        refusal(load, f"{name}:{'x' * 5000}")

@@ -58,6 +58,7 @@ def test_unknown_fields_are_skipped_and_what_is_absent_is_empty():
 
 
 def test_a_negative_integer_takes_ten_bytes():
+    assert field(1, 0, 150) == b"\x08\x96\x01"  # as the format's documentation has it
     assert len(varint(-1)) == 10
     _, values = features_of(example(False, score=[-1, 0]), ["score"])
     assert values["score"].tolist() == [-1, 0]

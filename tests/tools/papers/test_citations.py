@@ -4,11 +4,10 @@ import json
 import pathlib
 import re
 
-import pytest
-
 from fedjax_dp import folders
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.tools import cli
+from fedjax_dp.tools.cli import catalogue_tables
 from fedjax_dp.tools.papers.citations import CITATIONS, markdown
 from fedjax_dp.tools.papers.noise import NOISE_THEOREMS
 from fedjax_dp.tools.papers.reproductions.recipe import BEST, read_recipe, recipes
@@ -24,20 +23,6 @@ NOT_PAPERS = (
 )
 
 
-def test_citations_are_those_that_are_known():
-    assert list(CITATIONS) == ["dpnfl", "rfedavg", "cpfed", "acs_pldp", "dp_fedavg_output", "mr_mtl"]
-    assert [paper.short for paper in CITATIONS.values()] == [
-        "Chen et al. 2024",
-        "Wang et al.",
-        "Hu et al. 2020",
-        "Chen et al.",
-        "Li et al. 2025",
-        "Liu et al. 2022",
-    ]
-    assert str(CITATIONS["cpfed"]).endswith("Privacy-Preserving Federated Learning. arXiv:2003.13761, 2020.")
-    assert str(CITATIONS["acs_pldp"]).endswith("Adaptive Client Sampling.")
-
-
 def test_every_name_of_a_paper_is_cited():
     others = {"moments", "adaptive_clipping"}  # an accountant, and a work that its rows cite
     assert set(PAPERS) == {*CITATIONS, *others}
@@ -49,8 +34,9 @@ def test_every_name_of_a_paper_is_cited():
         assert source.startswith("Best" if paper == BEST else f"{paper}, ")
 
 
-@pytest.mark.slow
-def test_the_catalogue_cites_every_paper(capsys):
+def test_the_catalogue_cites_every_paper(capsys, monkeypatch):
+    for rows in ("entry_rows", "views_rows"):  # which take long
+        monkeypatch.setattr(catalogue_tables, rows, list)
     assert f"## Citations\n\n{markdown()}" in printed(capsys, "catalogue")
     cited = json.loads(printed(capsys, "catalogue", "--json"))["citations"]
     assert {paper["name"]: paper["citation"] for paper in cited} == {name: str(p) for name, p in CITATIONS.items()}
@@ -78,22 +64,12 @@ def test_no_paper_goes_by_a_number():
     assert len(files) > 300
     assert [name for name in listed if NUMBER.search(name)] == []
     for file in files:
-        text = re.sub("|".join(NOT_PAPERS), "", (ROOT / file).read_text())
-        found = (
-            []
-            if file == pathlib.Path("tests/tools/papers/test_citations.py")
-            else [match[0] for match in NUMBER.finditer(text)]
-        )
-        assert found == [], file
+        lines = "\n".join(line for line in (ROOT / file).read_text().splitlines() if "00" in line)
+        text = re.sub("|".join(NOT_PAPERS), "", lines)
+        assert file.name == "test_citations.py" or not NUMBER.search(text), file
 
 
-@pytest.mark.parametrize(
-    "wrong", ["paper 000", "000's Lemma", "(004)", "of_003", "lemma1_003", "best/mnist-004", "002/fig8", "seed000_x"]
-)
-def test_a_number_is_found(wrong):
-    assert NUMBER.search(wrong)
-
-
-@pytest.mark.parametrize("right", ["0.001", "10_000", "4,000", "2004", "1e-3", "0002"])
-def test_other_numbers_are_none_of_a_paper(right):
-    assert not NUMBER.search(right)
+def test_a_number_of_a_paper_is_told_from_others():
+    papers = ("paper 000", "000's Lemma", "(004)", "of_003", "lemma1_003", "best/mnist-004", "002/fig8", "seed000_x")
+    assert all(map(NUMBER.search, papers))
+    assert not any(map(NUMBER.search, ("0.001", "10_000", "4,000", "2004", "1e-3", "0002")))

@@ -8,8 +8,8 @@ import math
 import pathlib
 
 import pytest
+from helpers import refusal
 
-from fedjax_dp import errors
 from fedjax_dp.accounting import Verdict
 from fedjax_dp.tools.papers import settings
 from fedjax_dp.tools.papers.settings import claim_rows
@@ -274,5 +274,4 @@ def test_verdicts_letters_and_details_are_told_and_a_heuristic_claim_is_not_belo
 
 
 def test_an_unknown_paper_is_refused():
-    with pytest.raises(errors.ConfigurationError, match="paper must be one of dpnfl, rfedavg"):
-        claim_rows("005")
+    assert "paper must be one of dpnfl, rfedavg" in refusal(claim_rows, "005")
