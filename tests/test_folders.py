@@ -171,9 +171,10 @@ def test_only_what_the_file_system_refuses_is_told_as_such_with_the_remedy_that_
 
 @pytest.mark.slow
 @pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no such device here")
-def test_an_output_that_is_full_ends_in_3_with_one_line():
+@pytest.mark.parametrize("command", ["catalogue", "--version"])
+def test_an_output_that_is_full_ends_in_3_with_one_line(command):
     with open("/dev/full", "w") as nowhere:
-        words = [sys.executable, "-m", "fedjax_dp", "catalogue"]
+        words = [sys.executable, "-m", "fedjax_dp", command]
         done = subprocess.run(words, stdout=nowhere, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "the output could not be written: no space left on device" in done.stderr

@@ -185,16 +185,26 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
     except errors.ConfigurationError:
         raise
     except Exception as error:  # zipfile.BadZipFile, lzma.LZMAError and relatives have no common base
-        reason = " ".join(str(error).split())  # NumPy's may span lines
-        pickled = "Object arrays" in reason
-        remedy = "save numbers or text, not Python objects: .astype(...)" if pickled else reason
-        raise errors.refuse("npz file", str(path), wanted, remedy) from None
+        raise errors.refuse("npz file", str(path), wanted, numpy_reason(error)) from None
     if len(names) > len(contents):
         twice = next(key for key in contents if names.count(key) > 1)
         raise errors.refuse("npz file", f"{path} with {twice} twice", wanted, "each array under a name of its own")
     if odd := [key for key, array in contents.items() if not isinstance(array, np.ndarray)]:
         raise errors.refuse("npz file", f"{path} with {odd[0]}", wanted, "np.savez writes one")
     return contents
+
+
+def numpy_reason(error: Exception) -> str:
+    """Why NumPy reads no array, in one line, without its advice to load pickles."""
+    reason = " ".join(str(error).split())
+    if "pickle" not in reason:
+        return reason or type(error).__name__
+    objects = "Object arrays" in reason
+    return (
+        "save numbers or text, not Python objects: .astype(...)"
+        if objects
+        else "save plain arrays by np.save or np.savez"
+    )
 
 
 def read_mat(path: pathlib.Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.data.files import damage_error
+from fedjax_dp.data.files import damage_error, numpy_reason
 from fedjax_dp.data.json_files import list_of, object_of, read_json
 from fedjax_dp.data.partition import group, natural, rows_by_owner
 from fedjax_dp.data.store import Dataset
@@ -115,9 +115,8 @@ def _read_ids(path: pathlib.Path, records: int) -> np.ndarray:
             with open(path, "rb") as file:
                 ids = np.load(file, allow_pickle=False)
         except (ValueError, OSError, EOFError) as error:
-            raise errors.refuse(
-                "client_ids", str(path), "an .npy array without pickles", folders.reason(error)
-            ) from None
+            reason = folders.reason(error) if isinstance(error, OSError) else numpy_reason(error)
+            raise errors.refuse("client_ids", str(path), "an .npy array of numbers or text", reason) from None
     else:
         ids = np.array(folders.read_text("client_ids", path, KIND, REMEDY).split("\n"))
         ids = np.char.strip(ids[:-1] if ids[-1] == "" else ids)

@@ -26,7 +26,7 @@ from fedjax_dp.accounting.accountants import total
 from fedjax_dp.accounting.calibrate import SMALLEST_NOISE
 from fedjax_dp.accounting.compare import compare_epsilons
 from fedjax_dp.accounting.gaussian import DrawnGdp
-from fedjax_dp.accounting.losses import discretise
+from fedjax_dp.accounting.losses import LossDistribution, discretise
 from fedjax_dp.tools.papers import theorems
 from fedjax_dp.tools.papers.wang import WANG_RDP
 
@@ -788,7 +788,7 @@ def test_every_accountant_prices_extreme_noise_or_refuses(noise, drawn, kind, co
 
 
 def test_losses_that_are_all_infinite_compose_to_infinite_ones():
-    infinite = accounting.losses.LossDistribution(0.01, 0, np.array([1e-20]), 1.0)
+    infinite = LossDistribution(0.01, 0, np.array([1e-20]), 1.0)
     assert infinite.times(1000).infinite_mass == 1.0
 
 

@@ -16,6 +16,7 @@ from fedjax_dp.execution import memory as memory_of
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.gradients import norms
 from fedjax_dp.gradients.outer_products import Convolution
+from fedjax_dp.gradients.record_convolutions import ConvolutionOperand, RecordConvolution
 from fedjax_dp.parts.models_beside import MixedModels
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
@@ -55,6 +56,14 @@ def windows(x, kernel=(5, 6), strides=(1, 1), dilation=(1, 1)):
     return Convolution(shape, numbers, strides, padding, (1, 1), dilation, 1).windows(x)
 
 
+def kernel_gradient(x):
+    """The gradient by a kernel of 3 x 3, of records with an image each."""
+    numbers = lax.conv_dimension_numbers(x.shape[1:], (3, 3, x.shape[-1], 4), ("NHWC", "HWIO", "NHWC"))
+    one = RecordConvolution((3, 3, x.shape[-1], 4), numbers, (1, 1), ((0, 0), (0, 0)), (1, 1), (1, 1), 1)
+    seen = jax.vmap(one.windows)(x)[..., 0, :]
+    return one.total(ConvolutionOperand(x, seen), jnp.ones((len(x), 1, seen[0, ..., 0].size, 4)))
+
+
 BRANCHES = {  # by module that has a branch for platforms: a function that reaches it, and the shapes that it takes
     "execution/mesh.py": (
         lambda rows: sum_over_clients(lambda factor, row: (factor * row, ()), 2.0, rows, Execution(chunk_size=4), 1)[0],
@@ -64,6 +73,7 @@ BRANCHES = {  # by module that has a branch for platforms: a function that reach
         functools.partial(norms._product, alone=True),
         *(of_shape(5, 1, 30), of_shape(5, 1, 10), of_shape(5)),
     ),
+    "gradients/record_convolutions.py": (kernel_gradient, of_shape(2, 1, 7, 8, 3)),
     "gradients/outer_products.py": (windows, of_shape(2, 7, 8, 3)),
     "small_reductions.py": (sum_of_few, of_shape(3, 10)),
     "tasks/losses.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),

@@ -48,24 +48,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 1 an audit found a violation, training diverged or a secure sum overflowed, 2 bad input
     or code of the user's that fails, 3 the machine failed or a defect of this program, 130 interrupted."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(usage(), end="", file=sys.stdout if arguments else sys.stderr)
-        return 0 if arguments else 2
-    if arguments == ["--version"]:
-        print(f"fedjax-dp {__version__}")
-        return 0
+    if not arguments:
+        print(usage(), end="", file=sys.stderr)
+        return 2
     if arguments[0] == "help":  # help, help COMMAND
         return main([*arguments[1:2], "--help", *arguments[2:]])
     return _done(arguments[0], arguments[1:])
 
 
+def _run(command: str, rest: list[str]) -> int:
+    if command in ("-h", "--help"):
+        print(usage(), end="")
+        return 0
+    if command == "--version" and not rest:
+        print(f"fedjax-dp {__version__}")
+        return 0
+    if command == INSTALL:
+        return install_completion(rest)
+    errors.require_choice("command", command, COMMANDS)
+    return command_of(command)(rest)
+
+
 def _done(command: str, rest: list[str]) -> int:
     """The exit code of a command."""
     try:
-        if command == INSTALL:
-            return install_completion(rest)
-        errors.require_choice("command", command, COMMANDS)
-        code = command_of(command)(rest)
+        code = _run(command, rest)
         sys.stdout.flush()  # where its disk is full it fails here, and not after everything
         return code
     except errors.ConfigurationError as error:
