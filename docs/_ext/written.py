@@ -226,7 +226,7 @@ def measured() -> dict[str, str]:
 def tables() -> dict[str, str]:
     """The tables that pages show in place of `<name>`, from the same files."""
     found = {}
-    for name in ("peers.md", "h200/peers.md", "compiled.md", "plan.md"):
+    for name in ("peers.md", "h200/peers.md", "compiled.md", "convolutions.md", "plan.md"):
         lines = (RESULTS / name).read_text().splitlines()
         found[name] = "\n".join(line for line in lines if not line.startswith(("# ", "![")))
     rows = ["| paper | claim | setting | verdict | claimed | provable |", "|---|---|---|---|---|---|"]
@@ -335,6 +335,7 @@ ON_SITE = {  # where a link that goes to a file of the repository goes on the si
     r"(\.\./)+notebooks/(\w+)\.ipynb": r"/gallery/\2.ipynb",
     r"(\.\./)+benchmarks/results/peers\.md": "/results.md#speed-against-other-systems",
     r"(\.\./)+benchmarks/results/compiled\.md": "/results.md#compiled-for-accelerators",
+    r"(\.\./)+benchmarks/results/convolutions\.md": "/results.md#convolutions-on-a-cpu",
     r"(\.\./)+benchmarks/results/plan\.md": "/results.md#a-billion-clients-on-paper",
     r"(\.\./)+benchmarks/results/papers/[\w./-]+\.md": "/results.md#tables-and-figures-of-the-papers-rerun",
     r"(\.\./)+notebooks": "/gallery/index.md",
