@@ -253,7 +253,7 @@ def test_parts_of_a_file_are_read_from_arrays_and_from_text(tmp_path):
         ("a.npy", b"no array", "npy array"),
         ("a.npy", np.arange(3.0), "integers or text"),
         ("a.npy", np.arange(4), "one id for each of the 3 records"),
-        ("a.npy", np.array([None, 1, 2]), "pickles"),
+        ("a.npy", np.array([None, 1, 2]), "not Python objects"),
     ],
 )
 def test_damaged_file_of_ids_is_refused_by_name(tmp_path, name, content, words):
