@@ -42,6 +42,7 @@ class RecordConvolution(Convolution):
         rule, (x, kernel) = convolution_of(equation), values
         images = self.channels_last(mask_infinite(x, probed))
         windows = math.prod(jax.eval_shape(self._windows, images).shape[1:])
+        minimal = self.minimal and images.dtype == kernel.dtype == jnp.float32  # sums of narrower ones would round
 
         def product(seen: jax.Array, kernel: jax.Array) -> jax.Array:
             return jnp.matmul(seen, kernel, precision=rule.precision, preferred_element_type=rule.kind)
@@ -50,7 +51,7 @@ class RecordConvolution(Convolution):
             return product(self._windows(images), kernel)
 
         def of_few(images: jax.Array, kernel: jax.Array) -> jax.Array:
-            if not self.minimal:
+            if not minimal:
                 return of_images(images, kernel)
             return winograd.convolve(self._pad(images), kernel.reshape(self._kernel_shape))
 
@@ -60,7 +61,7 @@ class RecordConvolution(Convolution):
             return gradient
 
         def image_gradient_of_few(e: jax.Array, kernel: jax.Array) -> jax.Array:
-            if not self.minimal:
+            if not minimal:
                 return image_gradient(e, kernel)
             turned = kernel.reshape(self._kernel_shape)[::-1, ::-1].swapaxes(2, 3)
             around = [(size - 1, size - 1, 0) for size in turned.shape[:2]]
