@@ -42,7 +42,7 @@ class RecordConvolution(Convolution):
         rule, (x, kernel) = convolution_of(equation), values
         images = self.channels_last(mask_infinite(x, probed))
         windows = math.prod(jax.eval_shape(self._windows, images).shape[1:])
-        minimal = self.minimal and images.dtype == kernel.dtype == jnp.float32  # sums of narrower ones would round
+        minimal = self._is_minimal(images)
 
         def product(seen: jax.Array, kernel: jax.Array) -> jax.Array:
             return jnp.matmul(seen, kernel, precision=rule.precision, preferred_element_type=rule.kind)
@@ -50,10 +50,13 @@ class RecordConvolution(Convolution):
         def of_images(images: jax.Array, kernel: jax.Array) -> jax.Array:
             return product(self._windows(images), kernel)
 
-        def of_few(images: jax.Array, kernel: jax.Array) -> jax.Array:
+        def of_few(read: ConvolutionOperand, kernel: jax.Array) -> jax.Array:
             if not minimal:
-                return of_images(images, kernel)
-            return winograd.convolve(self._pad(images), kernel.reshape(self._kernel_shape))
+                return self._over_windows(lambda seen: product(seen, kernel), read)
+            shaped = kernel.reshape(self._kernel_shape)
+            return _over_blocks(
+                lambda some: winograd.convolve(self._pad(some), shaped), rows_of(read.images), read.images
+            )
 
         def image_gradient(e: jax.Array, kernel: jax.Array) -> jax.Array:
             shape = jax.ShapeDtypeStruct((len(e), *images.shape[1:]), images.dtype)
@@ -61,19 +64,18 @@ class RecordConvolution(Convolution):
             return gradient
 
         def image_gradient_of_few(e: jax.Array, kernel: jax.Array) -> jax.Array:
-            if not minimal:
-                return image_gradient(e, kernel)
-            turned = kernel.reshape(self._kernel_shape)[::-1, ::-1].swapaxes(2, 3)
-            around = [(size - 1, size - 1, 0) for size in turned.shape[:2]]
-            wide = lax.pad(e, jnp.zeros((), e.dtype), [(0, 0, 0), *around, (0, 0, 0)])
-            return self._pad(winograd.convolve(wide, turned), -1)
+            def gradient(e: jax.Array) -> jax.Array:
+                if not minimal:
+                    return image_gradient(e, kernel)
+                turned = kernel.reshape(self._kernel_shape)[::-1, ::-1].swapaxes(2, 3)
+                sides = zip(turned.shape[:2], self.padding)
+                edges = [(size - 1 - low, size - 1 - high, 0) for size, (low, high) in sides]
+                return winograd.convolve(lax.pad(e, jnp.zeros((), e.dtype), [(0, 0, 0), *edges, (0, 0, 0)]), turned)
 
-        def few(function: OfRecords) -> OfRecords:
-            def blocks(records: jax.Array, kernel: jax.Array) -> jax.Array:
-                rows = rows_at_once(len(records), windows)
-                return _over_blocks(lambda some: function(some, kernel), rows, records)
+            return _over_blocks(gradient, rows_of(e), e)
 
-            return _merged(blocks)
+        def rows_of(records: jax.Array) -> int:
+            return rows_at_once(len(records), windows)
 
         @jax.custom_vjp
         def convolve(images: jax.Array, kernel: jax.Array) -> tuple[jax.Array, ConvolutionOperand]:
@@ -81,7 +83,7 @@ class RecordConvolution(Convolution):
             result = lax.platform_dependent(
                 read,
                 kernel,
-                cpu=lambda read, kernel: few(of_few)(read.images, kernel),
+                cpu=_merged(of_few),
                 default=lambda read, kernel: product(read.windows, kernel),
             )
             return result, read
@@ -93,7 +95,7 @@ class RecordConvolution(Convolution):
         def backward(saved: tuple[jax.Array, jax.Array], cotangents: Any) -> tuple[jax.Array, jax.Array]:
             (seen, kernel), e = saved, cotangents[0]
             (by_kernel,) = jax.linear_transpose(functools.partial(product, seen), kernel)(e)
-            by_image = lax.platform_dependent(e, kernel, cpu=few(image_gradient_of_few), default=image_gradient)
+            by_image = lax.platform_dependent(e, kernel, cpu=_merged(image_gradient_of_few), default=image_gradient)
             return by_image, by_kernel
 
         convolve.defvjp(forward, backward)
@@ -113,11 +115,12 @@ class RecordConvolution(Convolution):
             u = windows.reshape(len(v), -1, windows.shape[-1])
             return jnp.einsum("nto,ntk->nok", v[:, 0], u)[:, None]
 
-        def few(read: ConvolutionOperand, v: jax.Array) -> jax.Array:
-            rows = rows_at_once(len(v), math.prod(read.windows.shape[1:]))
-            return _over_blocks(lambda images, v: several(self._of_records(images), v), rows, read.images, v)
-
-        return lax.platform_dependent(read, v, cpu=few, default=lambda read, v: several(read.windows, v))
+        return lax.platform_dependent(
+            read,
+            v,
+            cpu=lambda read, v: self._over_windows(several, read, v),
+            default=lambda read, v: several(read.windows, v),
+        )
 
     def total(self, read: ConvolutionOperand, v: jax.Array) -> jax.Array:
         """The sum of the gradients of records `(1, k, o)`."""
@@ -127,82 +130,104 @@ class RecordConvolution(Convolution):
 
         def few(read: ConvolutionOperand, v: jax.Array) -> jax.Array:
             rows = rows_at_once(len(v), math.prod(read.windows.shape[1:]))
-            blocks = [a.reshape(-1, rows, *a.shape[1:]) for a in (read.images, v)]
-            start = jnp.zeros((1, read.windows.shape[-1], v.shape[-1]), v.dtype)
-
-            def add(sum_: jax.Array, block: list[jax.Array]) -> tuple[jax.Array, None]:
-                images, v = block
-                if self.minimal:
-                    return sum_ + self._kernel_gradient(images.reshape(-1, *images.shape[2:]), v)[None], None
-                return sum_ + several(self._of_records(images), v), None
-
-            return lax.scan(add, start, blocks)[0]
+            if self._is_minimal(read.images):
+                at_points = _sum_over_blocks(self._products_at_points, rows, read.images, v)
+                return winograd.kernel_gradient(at_points, *self._kernel_shape[:2]).reshape(1, -1, v.shape[-1])
+            if rows == len(v):
+                return several(read.windows, v)
+            return _sum_over_blocks(lambda images, v: several(self._of_records(images), v), rows, read.images, v)
 
         return lax.platform_dependent(read, v, cpu=few, default=lambda read, v: several(read.windows, v))
 
     @staticmethod
     def fits(one: Convolution) -> bool:
-        """Whether the windows of an ungrouped convolution are at least twice as large as its images."""
+        """Whether the windows of an ungrouped convolution are at least three times as large as its images."""
         entries = math.prod(one.kernel[axis] for axis in one.numbers.rhs_spec[2:])
-        return one.groups == 1 and entries >= 2 * math.prod(one.strides)
+        return one.groups == 1 and entries >= 3 * math.prod(one.strides)
 
-    @property
-    def minimal(self) -> bool:
-        """Whether a CPU uses fewer products than the kernel has entries."""
+    def _is_minimal(self, images: jax.Array) -> bool:
+        """Whether a CPU uses fewer products than the kernel has entries; sums of narrower images would round."""
         _, channels, *space = self.numbers.rhs_spec
         plain = {*self.strides, *self.spread, *self.dilation} == {1} and len(space) == 2
-        return plain and self.kernel[space[-1]] in winograd.LENGTHS and self.kernel[channels] >= CHANNELS
+        fits = self.kernel[space[-1]] in winograd.LENGTHS and self.kernel[channels] >= CHANNELS
+        return plain and fits and images.dtype == jnp.float32
 
     @property
     def _kernel_shape(self) -> tuple[int, ...]:
         outputs, channels, *space = self.numbers.rhs_spec
         return tuple(self.kernel[axis] for axis in (*space, channels, outputs))
 
-    def _pad(self, images: jax.Array, sign: int = 1) -> jax.Array:
-        """The images with their padding, or without it if `sign` is -1."""
-        edges = [(sign * low, sign * high, 0) for low, high in self.padding]
+    def _pad(self, images: jax.Array) -> jax.Array:
+        edges = [(low, high, 0) for low, high in self.padding]
         return lax.pad(images, jnp.zeros((), images.dtype), [(0, 0, 0), *edges, (0, 0, 0)])
 
-    def _kernel_gradient(self, images: jax.Array, v: jax.Array) -> jax.Array:
-        """The gradient by the kernel `(k, o)`, summed over images, by minimal filtering."""
-        padded, (rows, length, *_) = self._pad(images), self._kernel_shape
-        e = v.reshape(len(images), padded.shape[1] - rows + 1, padded.shape[2] - length + 1, v.shape[-1])
-        return winograd.kernel_gradient(padded, e, rows, length).reshape(-1, v.shape[-1])
+    def _products_at_points(self, images: jax.Array, v: jax.Array) -> jax.Array:
+        padded, (rows, length, *_) = self._pad(self._one_after_another(images)), self._kernel_shape
+        e = v.reshape(len(padded), padded.shape[1] - rows + 1, padded.shape[2] - length + 1, v.shape[-1])
+        return winograd.products_at_points(padded, e, rows, length)
 
     def _windows(self, images: jax.Array) -> jax.Array:
         return self.windows(images)[..., 0, :]
 
+    def _over_windows(
+        self, function: Callable[..., jax.Array], read: ConvolutionOperand, *others: jax.Array
+    ) -> jax.Array:
+        """A function of the windows of records, for a few at a time; where all fit, those that were built before."""
+        rows = rows_at_once(len(read.windows), math.prod(read.windows.shape[1:]))
+        if rows == len(read.windows):
+            return function(read.windows, *others)
+        return _over_blocks(lambda images, *some: function(self._of_records(images), *some), rows, read.images, *others)
+
     def _of_records(self, images: jax.Array) -> jax.Array:
         """The windows of records, each of which may be several images."""
-        return self._windows(images.reshape(-1, *images.shape[2:]))
+        return self._windows(self._one_after_another(images))
+
+    def _one_after_another(self, images: jax.Array) -> jax.Array:
+        return images.reshape(-1, *images.shape[-len(self.numbers.rhs_spec) + 1 :])
 
 
 def rows_at_once(records: int, windows: int) -> int:
-    """How many of the records, with so many numbers in the windows of each, are computed at once: a divisor."""
+    """How many of the records, with so many numbers in the windows of each, are computed at once: all, or a divisor."""
     most = max(1, CACHE // (4 * max(1, windows)))
-    return next((rows for rows in range(min(records, most), 0, -1) if records % rows == 0), records)
+    if records <= 2 * most:
+        return records
+    return next(rows for rows in range(most, 0, -1) if records % rows == 0)
+
+
+def _blocks(rows: int, arrays: tuple[jax.Array, ...]) -> list[jax.Array]:
+    return [a.reshape(-1, rows, *a.shape[1:]) for a in arrays]
 
 
 def _over_blocks(function: Callable[..., jax.Array], rows: int, *arrays: jax.Array) -> jax.Array:
     """A function of records, for `rows` of them at a time."""
     if rows == len(arrays[0]):
         return function(*arrays)
-    blocks = [a.reshape(-1, rows, *a.shape[1:]) for a in arrays]
-    results = lax.map(lambda block: function(*block), blocks)
+    results = lax.map(lambda block: function(*block), _blocks(rows, arrays))
     return results.reshape(-1, *results.shape[2:])
 
 
-def _merged(function: OfRecords) -> OfRecords:
+def _sum_over_blocks(function: Callable[..., jax.Array], rows: int, *arrays: jax.Array) -> jax.Array:
+    """A sum over records, for `rows` of them at a time."""
+    if rows == len(arrays[0]):
+        return function(*arrays)
+    blocks = _blocks(rows, arrays)
+    start = jax.eval_shape(lambda: function(*(a[0] for a in blocks)))
+    zeros = jnp.zeros(start.shape, start.dtype)
+    return lax.scan(lambda sum_, block: (sum_ + function(*block), None), zeros, blocks)[0]
+
+
+def _merged(function: Callable[[Any, jax.Array], jax.Array]) -> Callable[[Any, jax.Array], jax.Array]:
     """The function for an axis that vmap adds: with one kernel for all its records, with several one after another."""
     merged = custom_vmap(function)
 
     @merged.def_vmap
-    def rule(size: int, batched: list[bool], records: jax.Array, kernel: jax.Array) -> tuple[jax.Array, bool]:
+    def rule(size: int, batched: list[Any], records: Any, kernel: jax.Array) -> tuple[jax.Array, bool]:
         many, several = batched
         if several:
-            pairs = (records if many else jnp.broadcast_to(records, (size, *records.shape)), kernel)
-            return lax.map(lambda pair: merged(*pair), pairs), True
-        results = merged(records.reshape(-1, *records.shape[2:]), kernel)
+            spread = jax.tree.map(lambda a, there: a if there else jnp.broadcast_to(a, (size, *a.shape)), records, many)
+            return lax.map(lambda pair: merged(*pair), (spread, kernel)), True
+        together = jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), records)
+        results = merged(together, kernel)
         return results.reshape(size, -1, *results.shape[1:]), True
 
     return merged

@@ -52,19 +52,26 @@ def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return tiles.reshape(len(x), h, -1, outputs)[:, :, :w]
 
 
-def kernel_gradient(x: jax.Array, e: jax.Array, rows: int, length: int) -> jax.Array:
-    """The gradient by the kernel `(rows, r, channels, o)`, summed over records, from padded images and cotangents."""
-    kernels, results = transforms(length)
+def products_at_points(x: jax.Array, e: jax.Array, rows: int, length: int) -> jax.Array:
+    """Of padded images and cotangents: what `kernel_gradient` takes, `(6, rows * channels, o)`, summed over records."""
+    _, results = transforms(length)
     inputs, (h, w) = _inputs(x, rows, length)
     tile, tiles = 7 - length, inputs[0].shape[2]
     e = jnp.pad(e, ((0, 0), (0, 0), (0, tiles * tile - w), (0, 0))).reshape(len(x), h, tiles, tile, -1)
     columns = [e[:, :, :, at] for at in range(tile)]
-    parts = [
-        at_point.reshape(-1, at_point.shape[-1]).T @ _combine(column, columns).reshape(-1, e.shape[-1])
-        for at_point, column in zip(inputs, results.T)
-    ]
-    at_points = jnp.stack(parts).reshape(6, rows, x.shape[-1], e.shape[-1])
-    return jnp.einsum("pj,pico->ijco", jnp.asarray(kernels, x.dtype), at_points)
+    return jnp.stack(
+        [
+            at_point.reshape(-1, at_point.shape[-1]).T @ _combine(column, columns).reshape(-1, e.shape[-1])
+            for at_point, column in zip(inputs, results.T)
+        ]
+    )
+
+
+def kernel_gradient(at_points: jax.Array, rows: int, length: int) -> jax.Array:
+    """The gradient by the kernel `(rows, r, channels, o)`."""
+    kernels, _ = transforms(length)
+    at_points = at_points.reshape(6, rows, -1, at_points.shape[-1])
+    return jnp.einsum("pj,pico->ijco", jnp.asarray(kernels, at_points.dtype), at_points)
 
 
 def _inputs(x: jax.Array, rows: int, length: int) -> tuple[list[jax.Array], tuple[int, int]]:

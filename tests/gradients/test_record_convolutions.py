@@ -221,11 +221,40 @@ def test_an_image_that_is_not_finite_spoils_a_plain_sum_and_is_left_out_of_a_cli
     assert np.linalg.norm(ravel(clipped.total)[0]) <= RECORDS * CLIP
 
 
-def test_rows_divide_the_records_and_fit_the_cache(monkeypatch):
+def test_bfloat16_images_with_a_float32_result_are_not_filtered(monkeypatch):
+    """Their sums would round; the products do not."""
+
+    def apply(params, x):
+        narrow = (x[None].astype(jnp.bfloat16), params["kernel"].astype(jnp.bfloat16))
+        return lax.conv_general_dilated(
+            *narrow,
+            (1, 1),
+            "SAME",
+            dimension_numbers=("NHWC", "HWIO", "NHWC"),
+            preferred_element_type=jnp.float32,
+        )[0]
+
+    rng = np.random.default_rng(0)
+    params = {"kernel": rng.normal(size=(3, 3, 16, 2)).astype(np.float32)}
+    x, y = (rng.normal(size=(RECORDS, 6, 8, channels)).astype(np.float32) for channels in (16, 2))
+    model = fdp.model((lambda key: params, apply), x.shape[1:], loss=weighted_tanh)
+    monkeypatch.setattr(record_convolutions, "CACHE", 1)
+    clipped, plain = sums(model, params, x, y, jnp.ones(RECORDS, bool), 1e9)
+    scores = jax.vmap(apply, (None, 0))(params, x)
+    e = y / np.cosh(scores) ** 2
+    padded = np.pad(x.astype(jnp.bfloat16).astype(np.float32), ((0, 0), (1, 1), (1, 1), (0, 0)))
+    exact = np.array(
+        [[np.einsum("nhwc,nhwo->co", padded[:, i : i + 6, j : j + 8], e) for j in range(3)] for i in range(3)]
+    )
+    for total in (clipped.total, plain.total):
+        np.testing.assert_allclose(total["kernel"], exact, atol=1e-5 * np.abs(exact).max())
+
+
+def test_rows_are_all_that_fit_twice_the_cache_or_divide_the_records_and_fit_it(monkeypatch):
     monkeypatch.setattr(record_convolutions, "CACHE", 2**20)
     sizes = [rows_at_once(32, windows) for windows in (1, 2**14, 2**15, 2**17, 2**30)]
-    assert sizes == [32, 16, 8, 2, 1]
-    assert (rows_at_once(37, 2**14), rows_at_once(0, 5)) == (1, 0)
+    assert sizes == [32, 32, 8, 2, 1]
+    assert (rows_at_once(36, 2**14), rows_at_once(37, 2**14), rows_at_once(0, 5)) == (12, 1, 0)
 
 
 @pytest.mark.parametrize(
