@@ -139,15 +139,12 @@ def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     def concatenate(*parts: jax.Array) -> jax.Array:
         return jnp.concatenate(parts)
 
-    def write_in_turn(*parts: jax.Array) -> jax.Array:
-        """A concatenation would fuse with what reads it, which on a CPU looks up the leaf of every number."""
-        flat = jnp.zeros(ends[-1], jnp.result_type(*parts))
-        for part, end in zip(parts, ends, strict=True):
-            flat = lax.dynamic_update_slice(flat, part, (end - part.size,))
-        return flat
+    def concatenate_apart(*parts: jax.Array) -> jax.Array:
+        """Fused with what reads it, a concatenation looks up the leaf of every number on a CPU."""
+        return lax.optimization_barrier(jnp.concatenate(lax.optimization_barrier(parts)))
 
     # If a CPU computes several at once, these look-ups are cheaper than writing once more.
-    on_cpu = concatenate if models_per_core(ends[-1]) > 1 else write_in_turn
+    on_cpu = concatenate if models_per_core(ends[-1]) > 1 else concatenate_apart
     return lax.platform_dependent(*parts, cpu=on_cpu, default=concatenate), unravel
 
 
