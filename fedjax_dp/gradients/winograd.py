@@ -47,7 +47,7 @@ def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
     kernels, results = transforms(length)
     inputs, (h, w) = _inputs(x, rows, length)
     weights = jnp.einsum("pj,ijco->pico", jnp.asarray(kernels, x.dtype), kernel).reshape(6, -1, outputs)
-    products = [at_point @ weight for at_point, weight in zip(inputs, weights)]
+    products = list(jnp.einsum("pnhtk,pko->pnhto", inputs, weights))
     tiles = jnp.stack([_combine(row, products) for row in results], 3)  # (n, h, tiles, m, o)
     return tiles.reshape(len(x), h, -1, outputs)[:, :, :w]
 
@@ -56,15 +56,11 @@ def products_at_points(x: jax.Array, e: jax.Array, rows: int, length: int) -> ja
     """Of padded images and cotangents: what `kernel_gradient` takes, `(6, rows * channels, o)`, summed over records."""
     _, results = transforms(length)
     inputs, (h, w) = _inputs(x, rows, length)
-    tile, tiles = 7 - length, inputs[0].shape[2]
+    tile, tiles = 7 - length, inputs.shape[3]
     e = jnp.pad(e, ((0, 0), (0, 0), (0, tiles * tile - w), (0, 0))).reshape(len(x), h, tiles, tile, -1)
     columns = [e[:, :, :, at] for at in range(tile)]
-    return jnp.stack(
-        [
-            at_point.reshape(-1, at_point.shape[-1]).T @ _combine(column, columns).reshape(-1, e.shape[-1])
-            for at_point, column in zip(inputs, results.T)
-        ]
-    )
+    cotangents = [_combine(column, columns).reshape(-1, e.shape[-1]) for column in results.T]
+    return jnp.stack([seen.reshape(-1, seen.shape[-1]).T @ v for seen, v in zip(inputs, cotangents)])
 
 
 def kernel_gradient(at_points: jax.Array, rows: int, length: int) -> jax.Array:
@@ -74,16 +70,16 @@ def kernel_gradient(at_points: jax.Array, rows: int, length: int) -> jax.Array:
     return jnp.einsum("pj,pico->ijco", jnp.asarray(kernels, at_points.dtype), at_points)
 
 
-def _inputs(x: jax.Array, rows: int, length: int) -> tuple[list[jax.Array], tuple[int, int]]:
-    """The windows of kernel rows of every tile at the six points `(n, h, tiles, rows * channels)`; height and width."""
+def _inputs(x: jax.Array, rows: int, length: int) -> tuple[jax.Array, tuple[int, int]]:
+    """The windows of kernel rows of tiles at the six points `(6, n, h, tiles, rows * channels)`; height and width."""
     tile, (height, width) = 7 - length, x.shape[1:3]
     h, w = height - rows + 1, width - length + 1
     tiles = -(-w // tile)
     x = jnp.pad(x, ((0, 0), (0, 0), (0, tiles * tile + length - 1 - width), (0, 0)))
     columns = [x[:, :, at : at + tile * (tiles - 1) + 1 : tile] for at in range(6)]
     # Without the barrier each of the windows would combine the columns again.
-    at_points = [lax.optimization_barrier(_combine(row, columns)) for row in INPUTS]
-    return [jnp.concatenate([a[:, i : i + h] for i in range(rows)], -1) for a in at_points], (h, w)
+    at_points = lax.optimization_barrier(jnp.stack([_combine(row, columns) for row in INPUTS]))
+    return jnp.concatenate([at_points[:, :, i : i + h] for i in range(rows)], -1), (h, w)
 
 
 def _combine(factors: np.ndarray, arrays: list[jax.Array]) -> jax.Array:
