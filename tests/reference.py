@@ -460,12 +460,6 @@ def targets_of(case, t, i, delta, scope, leave_one_out):
     return [delta[j] for j in clients if j != i or not leave_one_out]
 
 
-def release(case, w, i, moment, bound, sigma2, batch, noise):
-    """The delta that client i sends, with the noise of the given moment: 0 at the start, t + 1 after round t."""
-    delta = mean_feature(case.problem, w, case.x[i], bound)
-    return noisy_delta(delta, sigma2, bound, batch, noise[moment, i]) if sigma2 else delta
-
-
 def feature_matching(
     case,
     *,
@@ -474,35 +468,23 @@ def feature_matching(
     mean_target,
     scope="participants",
     leave_one_out=True,
-    local_mean="batch",
     estimator="renorm",
-    feature_bound=np.inf,
-    sigma2=0.0,
-    delta_batch=1,
-    delta_noise=None,
     **local,
 ):
-    """`mean_target`: clients are pulled to the mean of the others' deltas, which are those at the model of the round.
-
-    `delta_noise` (rounds + 1, N, k) are standard normals: [0] for the first deltas, [t + 1] for those after round t,
-    and with `mean_target` [t] for the deltas at the global model w_t.
-    """
-    known(local_mean, "batch", "full")
-    privacy = (feature_bound, sigma2, delta_batch, delta_noise)
+    """`mean_target`: clients are pulled to the mean of the deltas of others, those at the model of the round."""
     w, memory, results = case.start, {}, []
-    delta = [release(case, w, i, 0, *privacy) for i in range(len(case.shares))]
+    delta = [mean_feature(case.problem, w, x) for x in case.x]
     for t, cohort in enumerate(case.cohorts):
         delta = list(delta)
         if mean_target and scope == "participants":
             for i in case.clients(t):
-                delta[i] = release(case, w, i, t, *privacy)
+                delta[i] = mean_feature(case.problem, w, case.x[i])
 
         def pull(i, s, v, t=t, delta=delta):
-            x = case.batch(t, i, s)[0] if local_mean == "batch" else case.x[i]
             targets = targets_of(case, t, i, delta, scope, leave_one_out)
             if mean_target and targets:
                 targets = [sum(targets) / len(targets)]
-            return lam * penalty_gradient(case.problem, v, x, targets)
+            return lam * penalty_gradient(case.problem, v, case.batch(t, i, s)[0], targets)
 
         models = train_cohort(case, t, w, memory, extra=pull, **local)
         deltas, before = deltas_of(models, w), w
@@ -510,7 +492,7 @@ def feature_matching(
         delta = list(delta)
         for i in models:
             model = {"local_after": models[i], "global_before": before, "global_after": w}[delta_at]
-            delta[i] = release(case, model, i, t + 1, *privacy)
+            delta[i] = mean_feature(case.problem, model, case.x[i])
         results.append({"w": w, "deltas": deltas, "models": models, "delta": delta})
     return results
 

@@ -308,6 +308,7 @@ def draw(results: dict, path: pathlib.Path) -> None:
             axis.set_visible(False)
     figure.tight_layout()
     figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 def dots(axis, names: list[str], workload: str, found: dict) -> None:

@@ -212,6 +212,43 @@ def test_networks_have_the_gradients_of_automatic_differentiation(name, monkeypa
         np.testing.assert_allclose(b, c.sum(0), rtol=1e-4, atol=2e-5)
 
 
+def test_filtering_changes_no_more_than_rounding_where_nothing_depends_on_it_by_a_jump(monkeypatch):
+    """After some steps of a network with smooth activations, as much as sums in another order, those of the records."""
+
+    def apply(params, x):
+        for kernel in params:
+            x = lax.conv_general_dilated(x[None], kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))[0]
+            x = jnp.tanh(x)
+        return x
+
+    def init(key):
+        return [jax.random.normal(key, (5, 5, channels, 16)) / 20 for channels in (16, 16)]
+
+    model = fdp.model((init, apply), (8, 9, 16), loss=weighted_tanh)
+    mask = jnp.ones(RECORDS, bool)
+
+    def steps(params, x, y):
+        for _ in range(3):
+            total = gradients.clipped_sum(model, params, x, y, mask, CLIP).total
+            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, total)
+        return ravel(params)[0]
+
+    def compiled(channels):
+        monkeypatch.setattr(record_convolutions, "CHANNELS", channels)
+        return jax.jit(lambda *of: steps(*of)).lower(init(jax.random.key(0)), images, images).compile()
+
+    def apart(one, other):
+        return float(jnp.abs(one - other).max() / jnp.abs(one).max())
+
+    images = jnp.zeros((RECORDS, 8, 9, 16))
+    filtered, exact = compiled(16), compiled(10**9)
+    for seed in range(5):
+        params, rng = init(jax.random.key(seed)), np.random.default_rng(seed)
+        x, y = (rng.normal(size=images.shape).astype(np.float32) for _ in range(2))
+        usual, turned = exact(params, x, y), exact(params, x[::-1], y[::-1])
+        assert 0 < apart(usual, filtered(params, x, y)) <= max(1e-6, 4 * apart(usual, turned))
+
+
 def test_an_image_that_is_not_finite_spoils_a_plain_sum_and_is_left_out_of_a_clipped_one():
     model, params, x, y = problem(SHAPES["3 x 3"])
     x[0, 2, 2, 0] = np.nan
