@@ -12,7 +12,7 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 44_221,
+    "lines of the core": 44_219,
     "lines of tools": 19_018,
     "lines of tests": 45_578,
 }

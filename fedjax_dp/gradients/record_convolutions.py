@@ -24,11 +24,9 @@ from fedjax_dp.gradients.outer_products import Convolution, mask_infinite
 CACHE = 2**22  # bytes of windows at once; between 1 and 8 MiB little changes, on a core with 1 MiB of its own
 CHANNELS = 16  # from so many on, minimal filtering saves more by fewer products than its sums cost
 
-OfRecords = Callable[[jax.Array, jax.Array], jax.Array]  # of records `(n, ...)` and a kernel: results `(n, ...)`
-
 
 class ConvolutionOperand(NamedTuple):
-    """The images of records `(n, ..., channels)`, and their windows `(n, ..., k)`, which a CPU does not build."""
+    """The images of records `(n, ..., channels)`, and their windows `(n, ..., k)`; a CPU builds few at once."""
 
     images: jax.Array
     windows: jax.Array
@@ -217,7 +215,7 @@ def _sum_over_blocks(function: Callable[..., jax.Array], rows: int, *arrays: jax
 
 
 def _merged(function: Callable[[Any, jax.Array], jax.Array]) -> Callable[[Any, jax.Array], jax.Array]:
-    """The function for an axis that vmap adds: with one kernel for all its records, with several one after another."""
+    """A function of records and kernel that takes an axis of vmap into the records; kernels come one after another."""
     merged = custom_vmap(function)
 
     @merged.def_vmap
