@@ -17,6 +17,7 @@ from fedjax_dp.data import Dataset, Vocabulary, federate, power_law_sizes
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.contexts import ClientContext, Received
+from fedjax_dp.parts.noise import NoiseSource
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
 from fedjax_dp.rounds.round import run_round
@@ -131,15 +132,18 @@ class GivenCohorts(Cohort):
 
 
 @value
-class GivenNoise:
+class GivenNoise(NoiseSource):
     """Noise from a table `(rounds, clients, steps, size)` instead of a generator."""
 
     table: jax.Array
 
-    fresh, bands = True, (1.0,)
+    fresh = True
 
-    def draw(self, key, step, size):
-        return self.table[step.round, step.client, step.number][:size]
+    def coefficients(self, steps):
+        return (1.0,)
+
+    def draw(self, key, step, size, state):
+        return self.table[step.round, step.client, step.number][:size], state
 
     def variance(self, step):
         return 1.0

@@ -50,6 +50,11 @@ def lying(part, **members):
     return made(**{field.name: getattr(part, field.name) for field in dataclasses.fields(kind)})
 
 
+def stateless(draw):
+    """The `draw` of a noise source that keeps nothing, by a function without a state."""
+    return lambda self, key, step, size, state: (draw(self, key, step, size), state)
+
+
 def without(part, name):
     """The same class but for one statement."""
     kind = type(part)
@@ -323,29 +328,35 @@ class ClampMean:
 
 
 @fdp.value
-class JaxNormals:
+class JaxNormals(fdp.parts.NoiseSource):
     """White noise by JAX's own generator."""
 
-    fresh, bands = True, (1.0,)
+    fresh = True
 
-    def draw(self, key, step, size):
-        return jax.random.normal(jax.random.fold_in(key, step.number), (size,))
+    def coefficients(self, steps):
+        return (1.0,)
+
+    def draw(self, key, step, size, state):
+        return jax.random.normal(jax.random.fold_in(key, step.number), (size,)), state
 
     def variance(self, step):
         return 1.0
 
 
 @fdp.value
-class TakesBack:
+class TakesBack(fdp.parts.NoiseSource):
     """Noise of which half is taken back a step later."""
 
-    fresh, bands = False, (1.0, -0.5)
+    fresh = False
 
-    def draw(self, key, step, size):
+    def coefficients(self, steps):
+        return (1.0, -0.5)
+
+    def draw(self, key, step, size, state):
         def z(step):
             return jax.random.normal(jax.random.fold_in(key, step), (size,))
 
-        return z(step.number) - jnp.where(step.number > 0, 0.5, 0.0) * z(jnp.maximum(step.number, 1) - 1)
+        return z(step.number) - jnp.where(step.number > 0, 0.5, 0.0) * z(jnp.maximum(step.number, 1) - 1), state
 
     def variance(self, step):
         return jnp.where(step > 0, 1.25, 1.0)
@@ -500,7 +511,7 @@ class Clips:
 
     unit, is_amplified, shared_noise, extra, noise_ratio = Unit.CLIENT, True, False, 0, None
 
-    def init(self):
+    def init(self, size):
         return ()
 
     def message(self, key, update, sizes, state, sent):

@@ -112,25 +112,3 @@ class ParticipationLog:
         """The rounds of each client in increasing order."""
         order = np.argsort(self.clients, kind="stable")
         return [tuple(own.tolist()) for own in np.split(self.rounds[order], np.cumsum(self.counts)[:-1])]
-
-
-def pattern_sensitivity(column: np.ndarray, rounds: "tuple[int, ...]", num_rounds: int) -> float:
-    """L2 sensitivity of C G to one member whose rows of G have norm at most 1 in these rounds and are 0 elsewhere.
-
-    column  first column of C, a lower triangular Toeplitz matrix of `num_rounds` rows; padded with zeros.
-    |C G|^2 is the sum of X_ij <g_i, g_j> with X = C^T C on these rounds, so at most the sum of |X_ij|. Where no entry
-    is negative, equal rows attain it: |C 1_S|. Limits: [1] -> sqrt(rounds).
-
-    >>> round(pattern_sensitivity(np.array([1.0, 0.5, 0.375]), (0, 3, 6), 9), 6)
-    2.042517
-    """
-    at = np.asarray(rounds, int)
-    if not at.size:
-        return 0.0
-    whole = np.zeros(num_rounds)
-    column = np.asarray(column, float)[:num_rounds]
-    whole[: column.size] = column
-    columns = np.zeros((num_rounds, at.size))
-    for place, start in enumerate(at):
-        columns[start:, place] = whole[: num_rounds - start]
-    return float(np.sqrt(np.abs(columns.T @ columns).sum()))

@@ -174,8 +174,7 @@ def assemble(
     from fedjax_dp.pytrees import replace  # loads JAX
     from fedjax_dp.rounds.algorithm import Algorithm
 
-    defaults = {name: option.default for name, option in RUN_OPTIONS.items() if option.default is not REQUIRED}
-    options: dict[str, Any] = {**defaults, **common}
+    options = with_usual(common)
     require(RUN_OPTIONS | own_numbers(options), options, common, "every algorithm")
     if not isinstance(corrections, tuple | list):
         raise errors.refuse(
@@ -233,6 +232,11 @@ def assemble(
         transport=part_of("secure", options),
         server=server,
     )
+
+
+def with_usual(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a run with the usual values of those that are left out."""
+    return {name: one.default for name, one in RUN_OPTIONS.items() if one.default is not REQUIRED} | dict(options)
 
 
 def _require_size(slot: str, options: Mapping[str, Any]) -> None:

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Unpack
 
 from fedjax_dp import errors, parts
 from fedjax_dp.algorithms.assemble import ClientClipNorm, ClientNoiseMultiplier, Common, assemble
-from fedjax_dp.algorithms.entry import entry
-from fedjax_dp.options import about
+from fedjax_dp.algorithms.entry import PrepareContext, entry
+from fedjax_dp.options import about, is_part
+from fedjax_dp.parts.choices import choice_of
 
 if TYPE_CHECKING:
     from fedjax_dp.rounds.algorithm import Algorithm
@@ -93,29 +94,73 @@ def dp_fedavg(
     return assemble(common, upload=upload, aggregate=aggregate)
 
 
-def _momentum_of_sgd(explicit: Mapping[str, Any]) -> dict[str, Any]:
+def _ftrl_defaults(explicit: Mapping[str, Any]) -> dict[str, Any]:
     momentum = {"momentum": 0.9} if explicit.get("server", "sgd") == "sgd" else {}
-    return {"cohort": "cyclic", "estimator": "mean"} | momentum
+    return {
+        "cohort": "cyclic",
+        "estimator": "mean" if _has_fixed_size(explicit.get("cohort")) else "wor_delta",
+    } | momentum
 
 
-@entry("Kairouz et al. 2021", defaults=_momentum_of_sgd, presets=WHOLE_CLIENTS)
+def _has_fixed_size(cohort: Any) -> bool:
+    """Whether a cohort, of a name or None for the default, has the same size in all rounds."""
+    part = cohort if cohort is None or is_part(cohort) else choice_of("cohort", cohort).home
+    return cohort is None or getattr(part, "fixed", False) is True
+
+
+def _least_error_noise(
+    known: PrepareContext,
+    options: Mapping[str, Any],
+    *,
+    correlation: Annotated[
+        Literal["auto", "none", "bands", "blt", "inverse-root"],
+        about("how noise is correlated over rounds; auto: with the least error in the model at the budget", "privacy"),
+    ] = "auto",
+    buffers: Annotated[
+        int | None,
+        about("buffers of the noise", "privacy", beside={"correlation": "blt"}, default="the best of 1 to 3"),
+    ] = None,
+) -> dict[str, Any]:
+    """The noise source with the least error, and the cohorts that it is for unless the run has its own."""
+    from fedjax_dp.algorithms.noise_choice import choose_noise  # loads JAX
+
+    own = {name: options[name] for name in ("cohort", "estimator", "bands") if name in known.explicit}
+    _require_bands(own.get("bands", 1))
+    return choose_noise(known, options, own, correlation, buffers)
+
+
+def _require_bands(bands: Any) -> None:
+    errors.require_integer("bands", bands, 1, 10_000)  # each round draws or reads this many noise vectors
+
+
+@entry(
+    "Kairouz et al. 2021",
+    defaults=_ftrl_defaults,
+    presets=WHOLE_CLIENTS,
+    fixes=("source",),
+    prepare=_least_error_noise,
+)
 def dp_ftrl(
     *,
     clip_norm: ClientClipNorm,
     noise_multiplier: ClientNoiseMultiplier = 0.0,
-    bands: Annotated[int, about("", group="privacy")] = 8,
+    bands: Annotated[int, about("", group="privacy", default="the best of powers of two")] = 8,
+    source: Any = None,
     **common: Unpack[Common],
 ) -> "Algorithm":
     """DP-FTRL at client level (Kairouz et al. 2021): noise correlated over rounds, so that its sums stay small.
 
-    The default cohort is cyclic, so that a client's rounds are far apart. The server has momentum.
+    The default cohort is cyclic, so that a client's rounds are far apart. The server has momentum. In a run the noise
+    is that with the least error at the budget (Choquette-Choo et al. 2023), and the cohort the one that it is for.
 
     Args:
-        bands: number of rounds over which the noise is correlated (banded inverse square root); 1: independent noise
+        bands: number of rounds over which the noise is correlated; from Python of a banded inverse square root, where 1
+            is independent noise
+        source: where the noise comes from, a part
     """
     from fedjax_dp.accounting.correlated import inverse_root_bands
 
-    errors.require_integer("bands", bands, 1, 10_000)  # each round draws this many noise vectors
-    source = parts.BandedNoise(coefficients=inverse_root_bands(bands))
+    _require_bands(bands)
+    source = parts.BandedNoise(bands=inverse_root_bands(bands)) if source is None else source
     upload = parts.ClientGaussian(clip_norm=clip_norm, noise_multiplier=noise_multiplier, source=source)
     return assemble(common, upload=upload)

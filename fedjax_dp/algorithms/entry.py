@@ -41,6 +41,9 @@ class PrepareContext(NamedTuple):
     epsilon: float | Sequence[float] | np.ndarray | None  # the budget, or one per client
     delta: float | None
     seed: int
+    terms: Any  # a `PrivacyTerms`, with the budget too
+    explicit: Collection[str] = ()  # the options that the run states
+    say: Callable[[str], None] = lambda line: None  # takes a line of the run's log
 
 
 class _Help:
@@ -175,7 +178,7 @@ class Entry(Generic[P]):
         arguments = {name: value for name, value in explicit.items() if name not in of_prepare}
         arguments_of_prepare = {name: value for name, value in explicit.items() if name in of_prepare}
         values = self._with_sizes(self._with_defaults(arguments))
-        further = self.prepare(known, values, **arguments_of_prepare)
+        further = self.prepare(known._replace(explicit=arguments), values, **arguments_of_prepare)
         return self.of(arguments | dict(_mapping_of(further, arguments)))
 
     def __call__(self, *args: P.args, **explicit: P.kwargs) -> "Algorithm":

@@ -176,18 +176,21 @@ def terms_of(config: RunSpec, data: FederatedData) -> PrivacyTerms:
     return config.privacy.terms(data.num_clients, config.data.seed, data.names)
 
 
-def planned_of(config: RunSpec, data: FederatedData, *, goes_on: bool = False) -> PlannedRun:
+def planned_of(
+    config: RunSpec, data: FederatedData, *, goes_on: bool = False, say: Callable[[str], None] = lambda line: None
+) -> PlannedRun:
     """The checked run of a configuration on its clients, before its noise is calibrated.
 
-    goes_on  a log of who takes part may name clients of later rounds.
+    goes_on  a log of who takes part may name clients of later rounds;
+    say      takes lines of the run's log.
     """
-    model, algorithm = build_model(config, data), build_algorithm(config, data)
+    model, algorithm = build_model(config, data), build_algorithm(config, data, say)
     rounds, seed, terms = config.training.rounds, config.data.seed, terms_of(config, data)
     algorithm = algorithm.prefix(rounds) if goes_on else algorithm
     return plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
 
 
-def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
+def build_algorithm(config: RunSpec, data: FederatedData, say: Callable[[str], None] = lambda line: None) -> Algorithm:
     """The algorithm of a configuration, before its noise is calibrated."""
     entry, options = config.entry, dict(config.options)
     if "cohort_size" in entry.options:
@@ -195,16 +198,18 @@ def build_algorithm(config: RunSpec, data: FederatedData) -> Algorithm:
         everyone = options.get("cohort_size") == data.num_clients and "cohort" not in options and cohort != "md"
         if everyone:
             options["cohort_size"] = None
-    epsilon = terms_of(config, data).epsilon
-    assert not isinstance(epsilon, str | Mapping)  # `terms_of` puts budgets in the order of the clients
+    terms = terms_of(config, data)
+    assert not isinstance(terms.epsilon, str | Mapping)  # `terms_of` puts budgets in the order of the clients
     return entry.prepare_and_build(
         options,
         PrepareContext(
             data,
             build_model(config, data),
             config.training.rounds,
-            epsilon,
+            terms.epsilon,
             config.privacy.delta,
             config.data.seed,
+            terms,
+            say=say,
         ),
     )

@@ -91,7 +91,8 @@ def _changed_config(manifest: run_folder.Manifest, overrides: dict[str, Any]) ->
 def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experiment:
     data = population.build_data(config.data)
     config = config.for_clients(data.num_clients)
-    planned = build.planned_of(config, data, goes_on=goes_on)
+    chosen = list[str]()
+    planned = build.planned_of(config, data, goes_on=goes_on, say=chosen.append)
     execution = build.build_execution(config, planned.algorithm, data)
     # Noted, so that another number of processes continues the run in the same way.
     on_host = build.records_on_host(config, planned.algorithm)
@@ -113,6 +114,7 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
             on_host=on_host,
             checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},
             progress=progress,
+            notes=chosen,
         )
     if ready.halted_of is not None:
         again = build.build_algorithm(config.with_rounds(ready.rounds), data)
@@ -123,6 +125,7 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
         *population.notes(config.data, data),
         *_assumed_defaults(config),
         *_entry_defaults(config),
+        *ready.notes,
         *_describe(config, ready),
         *filter(None, [ready.halt]),
     ):
@@ -143,7 +146,10 @@ def _assumed_defaults(config: RunSpec) -> list[str]:
 
 
 def _entry_defaults(config: RunSpec) -> list[str]:
-    """Defaults of an entry for local steps and sums that differ from those of other entries."""
+    """Defaults of an entry for local steps and sums that differ from those of other entries; one that prepares its
+    arguments decides them itself."""
+    if config.entry.prepare is not None:
+        return []
     taken = {name: option.default for name, option in config.entry.options.items() if name in BROUGHT}
     brought = {
         name: value

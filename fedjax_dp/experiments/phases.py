@@ -16,7 +16,7 @@ from fedjax_dp.accounting.composed_phases import encode_releases, is_own_code
 from fedjax_dp.display import finite, without_addresses
 from fedjax_dp.models import Model
 from fedjax_dp.models.origins import RUN, before_last, clients_in, longest_lines, phases_of, values_digest, with_phase
-from fedjax_dp.privacy.client_events import own_events, training_events
+from fedjax_dp.privacy.client_events import all_releases, training_events
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.pytrees import checksum as checksum_of
@@ -104,7 +104,9 @@ def _cost(planned: PlannedRun, guarantee: Guarantee) -> dict[str, Any]:
     by_name = counted.terms.participation in BY_NAME_ALONE
     if by_name:  # a run that starts from the model needs its true cost
         counted = counted.with_terms(participation="schedule")
-    released = encode_releases(own_events(counted, training_events(counted))) if private else None
+    released = (
+        encode_releases(all_releases(counted, training_events(counted), of_prior_runs=False)) if private else None
+    )
     facts = {"rounds": planned.rounds, **_epsilons(guarantee), "spent": released}
     if (
         by_name and released and any(map(is_own_code, released["events"]))

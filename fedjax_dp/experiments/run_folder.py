@@ -386,6 +386,7 @@ def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> No
         "task": describe_task(ready.task),
         "versions": environment.versions(),
         "device": environment.device(),
+        **({"notes": list(ready.notes)} if ready.notes else {}),
     }
     with folders.storage_errors(path, "make room, or give another --out"), folders.create_folder(path):
         folders.write_json(path / GUARANTEE, seal_promise(ready.guarantee.to_full_dict(), manifest))

@@ -108,6 +108,7 @@ class Experiment:
     stop       the rule that ends it by a metric, if any
     folder     that stores it, if any
     history    the evaluations before a continuation
+    notes      what was chosen before the run, in lines
     """
 
     spec: RunSpec
@@ -119,6 +120,7 @@ class Experiment:
     stop: StopRule | None = None
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def planned(self) -> PlannedRun:
@@ -205,6 +207,7 @@ def prepare_experiment(
     on_host: bool,
     checksums: Mapping[str, str],
     progress: Callable[[int, int], None] | None = None,
+    notes: Sequence[str] = (),
 ) -> Experiment:
     """A run with the noise that it needs and the rounds that its budget allows.
 
@@ -228,6 +231,7 @@ def prepare_experiment(
         execution=execution,
         on_host=on_host,
         checksums=checksums,
+        notes=tuple(notes),
     )
 
 

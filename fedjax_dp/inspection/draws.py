@@ -17,7 +17,8 @@ from fedjax_dp.inspection.verdict import (
     require_usual,
 )
 from fedjax_dp.parts.batches import Batches, divisors_of
-from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
+from fedjax_dp.parts.client_privacy import amplified_sampling
+from fedjax_dp.parts.cohorts import SEEN, Cohort, CohortKeys, Members
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
@@ -38,6 +39,7 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
     require_so(not independent, "draws of cohorts that are drawn by passes", "inclusion_probability", "none of a round")
     count = max(min(effort.cohorts, 2**22 // max(num_clients, cohort.capacity(num_clients))), 50)
     separation, log = cohort.min_separation(num_clients), cohort.log(num_clients)
+    amplified = amplified_sampling(algorithm.upload, cohort, num_clients, rounds, 0) is not SEEN
     rounds = rounds if log is None else min(rounds, log.num_rounds)  # nobody takes part in later rounds
     for first in range(0, rounds, count):
         some = np.arange(max(first - separation, 0), min(first + count, rounds))
@@ -48,7 +50,7 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
     for first in range(0, max(rounds, count), count) if log is None else ():
         others = draw_cohorts(cohort, role_key(run_key(seed), "scrutiny"), first + np.arange(count), shares)
         _examine_participation("cohorts", cohort, others, num_clients)
-        _examine_law(cohort, others, shares, amplified=algorithm.upload.is_amplified or effort.all_laws)
+        _examine_law(cohort, others, shares, amplified=amplified or effort.all_laws)
     for known in range(1, stated):
         hidden, alone = cohort.amplification(num_clients, known)[0], cohort.amplification(num_clients, 0)[0]
         require_so(hidden.rate >= alone.rate, "clients hidden among fewer", "less sampled", "sampled as much")

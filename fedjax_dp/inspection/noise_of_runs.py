@@ -72,7 +72,7 @@ def _examine_steps(place: Place) -> None:
     noise = _steps_noise(place, algorithm, data, trials, rounds)
     source = correlated_source(algorithm.local.privatizer)
     if source is not None:
-        noise = whiten(noise, np.asarray(source.bands, float))
+        noise = whiten(noise, source)
     rows = np.stack([noise[:, t, i, s] / wanted[t, i, s] for t, i, s in places], 1)
     if not claim.release.is_normal:
         differences = (rows[: trials // 2] - rows[trials // 2 : trials // 2 * 2]) / math.sqrt(2)
@@ -94,7 +94,7 @@ def _examine_server(place: Place) -> None:
     unit = runs.mean_unit(place.algorithm, place.data, clip if learnt is None else learnt[..., None])
     source = correlated_source(upload)
     if source is not None:
-        noise = whiten(noise, np.asarray(source.bands, float))
+        noise = whiten(noise, source)
     ring = claim.resolution and clip * multiplier / claim.resolution
     examine_noise(noise / (multiplier * unit), [f"round {t}" for t in range(rounds)], not 0 < ring < SMOOTH)
 

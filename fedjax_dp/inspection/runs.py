@@ -16,7 +16,7 @@ import optax
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Release, SkellamSums, correlated_sensitivity
+from fedjax_dp.accounting import FullBatch, Release, SkellamSums, sensitivity
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import JitOfModel
@@ -27,7 +27,7 @@ from fedjax_dp.parts.batches import Batch, divisors_of
 from fedjax_dp.parts.client_privacy import PlainUpload, hides_clients
 from fedjax_dp.parts.cohorts import AllClients, Members
 from fedjax_dp.parts.local_rules import LocalRule
-from fedjax_dp.parts.noise import NoiseSource, correlated_source
+from fedjax_dp.parts.noise import NoiseSource, correlated_source, strategy_of
 from fedjax_dp.parts.record_privacy import clips
 from fedjax_dp.parts.server_optimizers import Server
 from fedjax_dp.parts.transport import PlainSum
@@ -255,20 +255,23 @@ def claim_of(place: Place, algorithm: Algorithm, data: FederatedData, rounds: in
         return NoiseClaim(noise * first.l2 / clip, first, resolution, first.l2 / clip)
     source = correlated_source(mechanism_of(algorithm))
     if source is not None:
-        noise = noise * np.array([_reach(algorithm, data, source, n, rounds) for n in np.asarray(data.sizes)])
+        sampled = not isinstance(first.sampling, FullBatch)
+        noise = noise * np.array([_reach(algorithm, data, source, n, rounds, sampled) for n in np.asarray(data.sizes)])
     return NoiseClaim(noise, first)
 
 
-def _reach(algorithm: Algorithm, data: FederatedData, source: NoiseSource, records: int, rounds: int) -> float:
+def _reach(
+    algorithm: Algorithm, data: FederatedData, source: NoiseSource, records: int, rounds: int, sampled: bool
+) -> float:
     """The factor by which correlation over releases raises the sensitivity that the event was divided by."""
-    coefficients = np.asarray(source.bands, float)
     if algorithm.upload.unit is not None:
         apart = algorithm.cohort.min_separation(data.num_clients)
-        return correlated_sensitivity(coefficients, rounds, -(-rounds // apart), apart)
+        column = strategy_of(source, apart if sampled else rounds)
+        return sensitivity(column, 1 if sampled else -(-rounds // apart), apart)
     local = algorithm.local
     steps = local.batches.count(local.steps, int(records)) + local.extra_gradients
     passes = steps // local.batches.sampling(int(records)).steps_per_epoch
-    return correlated_sensitivity(coefficients, steps, passes, 1)
+    return sensitivity(strategy_of(source, steps), passes, 1)
 
 
 def step_units(algorithm: Algorithm, data: FederatedData, rounds: int = 1) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import scipy
 
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_law import examine_sizes, require_uncorrelated
@@ -15,6 +16,7 @@ from fedjax_dp.inspection.verdict import certainty, limit, require, require_so
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts.batches import divisors_of
 from fedjax_dp.parts.contexts import StepContext
+from fedjax_dp.parts.noise import NoiseSource
 from fedjax_dp.prng import role_key
 from fedjax_dp.rounds.algorithm import Algorithm
 
@@ -89,30 +91,43 @@ def points_of_server(rounds: int) -> StepContext:
     return StepContext(0 * t, t, t.astype(jnp.uint32), one, one, one > 0)
 
 
-def whiten(noise: np.ndarray, bands: np.ndarray) -> np.ndarray:
-    """The white noise under correlated noise `(..., steps, size)`."""
-    white = np.zeros_like(noise)
-    for t in range(noise.shape[-2]):
-        earlier = sum(bands[j] * white[..., t - j, :] for j in range(1, min(bands.size, t + 1)))
-        white[..., t, :] = (noise[..., t, :] - earlier) / bands[0]
-    return white
+def draws_of(source: NoiseSource) -> Callable[[jax.Array, StepContext, int], jax.Array]:
+    """A function of (key, points of steps, size) that draws the noise of these steps in turn `(steps, size)`."""
+
+    def draw(key: jax.Array, at: StepContext, size: int) -> jax.Array:
+        def one(state: Any, point: tuple[Any, ...]) -> tuple[Any, jax.Array]:
+            noise, state = source.draw(key, StepContext(*point), size, state)
+            return state, noise
+
+        state = source.init(size)
+        if not jax.tree.leaves(state):
+            return jax.vmap(lambda *point: one(state, point)[1])(*arrays(at))
+        return jax.lax.scan(one, state, arrays(at))[1]
+
+    return draw
+
+
+def whiten(noise: np.ndarray, source: NoiseSource) -> np.ndarray:
+    """The white noise under the noise of a source `(..., steps, size)`."""
+    coefficients = np.asarray(source.coefficients(noise.shape[-2]), float)
+    return scipy.signal.lfilter([1.0], coefficients, noise, axis=-2)
 
 
 def examine(
-    draw: Callable[..., jax.Array],
+    draw: Callable[[jax.Array, StepContext, int], jax.Array],
     every: StepContext,
-    bands: np.ndarray,
+    source: NoiseSource,
     size: int,
     depends: Names,
     bits: Names,
     std: Any = 1.0,
     as_normal: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> None:
-    """Check that the noise of `draw(key, point, size)` has the stated size at all points, and is new at each.
+    """Check that the noise of `draw(key, points, size)` has the stated size at all points, and is new at each.
 
     every  points `(sequences, steps)`; a sequence has one key, such as a client's round, or the sums of a run;
     depends, bits  names that decide its size, and its bits; for bits alone some points are enough;
-    std  its standard deviation below the bands, one number or one for each client, where more noise is accepted;
+    std  its standard deviation over that of the source, one number or one for each client, where more is accepted;
     as_normal  transforms scaled differences of two noises to standard normals; None: they are normal.
     """
     sequences, steps = every.number.shape
@@ -126,7 +141,7 @@ def examine(
         tried = np.unique(np.linspace(0, sequences - 1, min(sequences, max(most, 1)) if bits else 1).astype(int))
         every, times = StepContext(*[a[tried] for a in arrays(every)]), times if bits else 1
     noise = _draw_differences(draw, every, times, of_each)  # (times, sequences, steps, of_each)
-    white = whiten(noise, bands)
+    white = whiten(noise, source)
     names = [f"step {step}" for step in range(steps)]
     require_uncorrelated("steps", white[0, 0, :, :ROWS], names)
     if depends or bits:
@@ -165,18 +180,16 @@ def _require_new(white: np.ndarray) -> None:
     require(worst < limit(tests) / np.sqrt(numbers), what, f"correlation {worst:.3g}", "0", certainty(tests))
 
 
-def _draw_differences(draw: Callable[..., jax.Array], at: StepContext, times: int, size: int) -> np.ndarray:
+def _draw_differences(
+    draw: Callable[[jax.Array, StepContext, int], jax.Array], at: StepContext, times: int, size: int
+) -> np.ndarray:
     """Differences of two keys' noise: without signal, and 0 for noise that is drawn with another key."""
     sequences = at.number.shape[0]
 
-    def of(key: jax.Array, sequence: tuple[jax.Array, ...]) -> jax.Array:
-        keys = role_key(key, "one"), role_key(key, "other")
-
-        def difference(*step: Any) -> jax.Array:
-            one, other = (draw(key, StepContext(*step), size) for key in keys)
-            return (one - other) / np.float32(2**0.5)
-
-        return jax.vmap(difference)(*sequence)
+    def of(key: jax.Array, sequence: tuple[Any, ...]) -> jax.Array:
+        points = StepContext(*sequence)
+        one, other = (draw(role_key(key, name), points, size) for name in ("one", "other"))
+        return (one - other) / np.float32(2**0.5)
 
     run = jax.jit(jax.vmap(jax.vmap(of), (0, None)), compiler_options=QUICK)
     keys = keys_of(times * sequences, "everywhere").reshape(times, sequences)

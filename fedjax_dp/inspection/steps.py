@@ -24,7 +24,7 @@ from fedjax_dp.parts.clipping import Bound, Records
 from fedjax_dp.parts.contexts import ClientContext, Received, StepContext
 from fedjax_dp.parts.corrections import Correction
 from fedjax_dp.parts.local_training import extreme_rates
-from fedjax_dp.parts.noise import NoiseSource, correlated_source
+from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, correlated_source
 from fedjax_dp.parts.record_privacy import Privatizer, clips
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
@@ -37,30 +37,31 @@ AGAIN = 24  # times as many draws of noise that seems too small
 def examine_source(source: NoiseSource, place: Place) -> None:
     """Check the law of noise at 12 steps of random clients and rounds, or everywhere if its size depends on them."""
     size, steps, trials = 48, 12, 200
+    draws = schedule_points.draws_of(source)
 
     def of(key: jax.Array) -> jax.Array:
         client, t = (jax.random.randint(role_key(key, name), (), 0, 1000) for name in ("client", "round"))
         rate, total = (jax.random.uniform(role_key(key, name), minval=0.01, maxval=2.0) for name in ("rate", "drift"))
 
-        def at(step: jax.Array) -> jax.Array:
-            return source.draw(key, StepContext(client, t, step, rate, total, step == steps - 1), size)
-
-        return jax.vmap(at)(jnp.arange(steps, dtype=jnp.uint32))
+        at, ones = jnp.arange(steps, dtype=jnp.uint32), jnp.ones(steps, jnp.int32)
+        return draws(key, StepContext(client * ones, t * ones, at, rate * ones, total * ones, at == steps - 1), size)
 
     noise = np.asarray(compile_trials(of)(keys_of(trials, "noise")), float)
-    bands = np.asarray(source.bands, float)
     if source.fresh:
-        require(bands.size == 1, "fresh noise has one band", f"{bands.size} of them", "1, or `fresh` False")
-    examine_noise(whiten(noise, bands), [f"step {t}" for t in range(steps)])
+        more = np.count_nonzero(np.asarray(source.coefficients(steps), float)[1:])
+        require(not more, "coefficients of fresh noise", f"{1 + more}", "1, or `fresh` False")
+    examine_noise(whiten(noise, source), [f"step {t}" for t in range(steps)])
     (trace,) = scale_names(
-        lambda key, **at: source.draw(key, StepContext(**at), size), run_key(0), schedule_points.example_point()
+        lambda key, **at: source.draw(key, StepContext(**at), size, source.init(size))[0],
+        run_key(0),
+        schedule_points.example_point(),
     )
     depends = trace.values | trace.scale
     if place.by_client:
         every = schedule_points.points_of_server(place.rounds)
     else:
         every = schedule_points.points_of_clients(place.algorithm, place.data, place.rounds, depends | trace.bits)
-    schedule_points.examine(source.draw, every, bands, size_of(place.model), depends, trace.bits)
+    schedule_points.examine(draws, every, source, size_of(place.model), depends, trace.bits)
 
 
 def _records(x: jax.Array, y: Any, mask: jax.Array, key: jax.Array) -> Records:
@@ -220,11 +221,15 @@ def _examine_everywhere(
             depends |= {"divisor"}
 
         def draw(key: jax.Array, at: StepContext, size: int, own: Any = own) -> jax.Array:
-            return of(key, schedule_points.arrays(at), jnp.asarray(own, jnp.int32)[at.client], *usual)[:size]
+            def one(*point: Any) -> jax.Array:
+                divisor = jnp.asarray(own, jnp.int32)[StepContext(*point).client]
+                return of(key, point, divisor, *usual)[:size]
+
+            return jax.vmap(one)(*schedule_points.arrays(at))
 
         every = schedule_points.points_of_clients(algorithm, data, rounds, depends | bits)
         as_normal = None if kind.is_normal else kind.as_normal
-        schedule_points.examine(draw, every, np.ones(1), usual[0].size, depends, bits, wanted * share, as_normal)
+        schedule_points.examine(draw, every, WhiteNoise(), usual[0].size, depends, bits, wanted * share, as_normal)
 
 
 def _event(privatizer: Privatizer, algorithm: Algorithm, data: FederatedData, client: int) -> list[Release]:

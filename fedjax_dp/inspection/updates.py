@@ -23,6 +23,7 @@ from fedjax_dp.parts.client_privacy import (
     MessageEncoding,
     Participation,
     UpdatePrivatizer,
+    amplified_sampling,
     hides_clients,
     released_noise,
 )
@@ -51,7 +52,7 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     expected = jnp.float32(members) if rates is None else jnp.sum(rates)
     stated = _multiplier(upload, algorithm, data, rounds, size) * float(reach)
     depends = _scale_of_noise(upload, size, reach, expected)
-    stateful = bool(jax.tree.leaves(upload.init()))
+    stateful = bool(jax.tree.leaves(upload.init(size)))
 
     def run(keys: tuple[jax.Array, ...], rounds: jax.Array, means: jax.Array, most: int = size) -> Any:
         """Noise of one key, or the difference of two, which is 0 for noise that is drawn with another key."""
@@ -62,7 +63,7 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
             noise = releases[0][0] - (mean if len(releases) == 1 else releases[1][0])
             return tuple(after for _, after in releases), (noise[:most], jnp.sum(noise**2) / len(releases), states[0])
 
-        return jax.lax.scan(step, tuple(upload.init() for _ in keys), (rounds, means))[1]
+        return jax.lax.scan(step, tuple(upload.init(size) for _ in keys), (rounds, means))[1]
 
     means, first = _means(numpy_stream("means of uploads"), horizon, size), jnp.arange(horizon)
     many = int(np.clip(2**21 // (horizon * size), 64, 2000))
@@ -106,7 +107,7 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     )
     above = np.sum(np.asarray(squares, float), 0) / (wanted * (1 - SLACK)) ** 2
     examine_sizes(above, times * size, lambda at: f"round {tried[at]}", least=True)
-    if upload.is_amplified or getattr(upload, "source", None) is None:
+    if correlated_source(upload) is None:
         examine_noise(noise / std[:, None], [f"round {t}" for t in range(horizon)])
         require_uncorrelated("rounds", np.asarray(rows[0], float), [f"round {t}" for t in tried])
 
@@ -117,7 +118,7 @@ def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any)
     def release(key: jax.Array, now: Any, mean: Any, kept: Any, numbers: Any) -> Any:
         return upload.release(key, now, mean, (), kept, *numbers)[0]
 
-    inputs = {"now": jnp.int32(0), "mean": jnp.zeros(size), "kept": upload.init(), "numbers": (reach, expected)}
+    inputs = {"now": jnp.int32(0), "mean": jnp.zeros(size), "kept": upload.init(size), "numbers": (reach, expected)}
     (trace,) = scale_names(release, run_key(0), inputs)
     require_public(trace.scale, {"mean": "the mean that it joins"})
     return trace.scale - {"numbers"}
@@ -176,7 +177,7 @@ def _multiplier(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData
     cohort, count = algorithm.cohort, data.num_clients
     members, resolution = cohort.capacity(count), algorithm.transport.resolution
     noise, source, multipliers = released_noise(upload), correlated_source(upload), []
-    for sampling, adjacency in {SEEN, cohort.amplification(count, 0) if upload.is_amplified else SEEN}:
+    for sampling, adjacency in {SEEN, amplified_sampling(upload, cohort, count, rounds, 0)}:
         attendance = Participation(
             sampling, adjacency, rounds, rounds, cohort.min_separation(count), members, members, resolution, size
         )
@@ -236,8 +237,8 @@ def examine_estimator(aggregate: Aggregate, place: Place) -> None:
     clip = _message_length(algorithm.upload)
     reach = float(aggregate.sensitivity(shares, rates, positions))
     least, most = extreme_rates(local, data.largest, rounds)
-    sampled = algorithm.upload.is_amplified and algorithm.cohort.amplification(data.num_clients, 0)
-    added = sampled and sampled[1] is not Adjacency.REPLACE_ONE
+    _, adjacency = amplified_sampling(algorithm.upload, algorithm.cohort, data.num_clients, rounds, 0)
+    added = adjacency is not Adjacency.REPLACE_ONE
 
     def mean(here: Members, updates: jax.Array, rate: jax.Array, params: jax.Array) -> jax.Array:
         weights = aggregate.weights(here, shares, rates)

@@ -92,7 +92,9 @@ from .models_beside import JointModels as JointModels
 from .models_beside import MixedModels as MixedModels
 from .models_beside import ModelBeside as ModelBeside
 from .noise import BandedNoise as BandedNoise
+from .noise import BufferedNoise as BufferedNoise
 from .noise import NoiseSource as NoiseSource
+from .noise import StrategyNoise as StrategyNoise
 from .noise import WhiteNoise as WhiteNoise
 from .personal_models import OwnModel as OwnModel
 from .personal_models import OwnOffset as OwnOffset

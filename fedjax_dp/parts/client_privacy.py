@@ -10,10 +10,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.accounting import Adjacency, Event, FullBatch, Sampling, SkellamSums, Unit, repeated
+from fedjax_dp.accounting import (
+    Adjacency,
+    Event,
+    FullBatch,
+    GaussianSteps,
+    Poisson,
+    Sampling,
+    SkellamSums,
+    Unit,
+    repeated,
+)
 from fedjax_dp.parts.by_round import ByRound, at_round, check_changes
+from fedjax_dp.parts.cohorts import SEEN, Cohort
 from fedjax_dp.parts.contexts import StepContext
-from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
+from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, correlated_source, noise_event, strategy_of
 from fedjax_dp.parts.record_privacy import LEAST_CLIP, check_mechanism
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import structure, value
@@ -51,7 +62,8 @@ class UpdatePrivatizer(Protocol):
 
     @property
     def is_amplified(self) -> bool:
-        """Derived property, conservative default. Whether subsampling of clients amplifies the privacy of its sums."""
+        """Derived property, conservative default. Whether subsampling of clients amplifies the privacy of its sums, if
+        their noise is independent; for correlated noise see `amplified_sampling`."""
         return False
 
     @property
@@ -74,8 +86,8 @@ class UpdatePrivatizer(Protocol):
         `noise`."""
         ...
 
-    def init(self) -> Any:
-        """The server's state before round 0: a pytree of arrays."""
+    def init(self, size: int) -> Any:
+        """The server's state before round 0 for updates of `size` numbers: a pytree of arrays."""
         return ()
 
     def message(
@@ -187,10 +199,11 @@ class PlainUpload(UpdatePrivatizer):
         return update, ()
 
 
-class ClipRound(NamedTuple):
-    """The next round, kept by the server: `message` sees this state but not the round's index."""
+class UploadState(NamedTuple):
+    """What the server keeps for its noise and for the clip norm."""
 
-    round: jax.Array
+    noise: Any  # of the source
+    round: Any = ()  # the next one, where the clip norm changes: `message` sees this state but not the round's index
 
 
 @value
@@ -215,21 +228,18 @@ class ClientGaussian(UpdatePrivatizer):
     clip_by_round: ByRound | None = None
 
     unit = Unit.CLIENT
+    is_amplified = True
 
     @property
     def equation(self) -> str:
         clipped = (r"\Delta_k \min(1, S / \|\Delta_k\|)", r"\Delta_k^{(l)} \min(1, S / (\sqrt m \|\Delta_k^{(l)}\|))")
         return rf"{clipped[self.by_tensor]};\ \Delta \leftarrow \Delta + z S \rho\, \xi"
 
-    @property
-    def is_amplified(self) -> bool:
-        return self.source.fresh
-
     def event(self, noise: float, attendance: Participation) -> Event:
         return noisy_sums(self.source, noise, attendance)
 
-    def init(self) -> Any:
-        return () if self.clip_by_round is None else ClipRound(jnp.int32(0))
+    def init(self, size: int) -> UploadState:
+        return UploadState(self.source.init(size), () if self.clip_by_round is None else jnp.int32(0))
 
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
@@ -250,8 +260,8 @@ class ClientGaussian(UpdatePrivatizer):
     def release(
         self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
-        noise = server_noise(self.source, key, round_index, mean.size)
-        then = state if self.clip_by_round is None else ClipRound(state.round + 1)
+        noise, kept = server_noise(self.source, key, round_index, mean.size, state.noise)
+        then = UploadState(kept, () if self.clip_by_round is None else state.round + 1)
         return mean + self.scale(state, sensitivity, round_index) * noise, then
 
     def scale(self, state: Any, sensitivity: Any, round_index: jax.Array) -> Any:
@@ -280,9 +290,11 @@ class ClientGaussian(UpdatePrivatizer):
 
 
 class ClipState(NamedTuple):
-    """The clip norm that the rounds learn."""
+    """The clip norm that the rounds learn, and what the source keeps for updates and for bits."""
 
     clip_norm: jax.Array
+    noise: Any
+    bit_noise: Any
 
 
 @value
@@ -310,17 +322,14 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     )
 
     unit = Unit.CLIENT
+    is_amplified = True
     extra = 1
-
-    @property
-    def is_amplified(self) -> bool:
-        return self.source.fresh
 
     def event(self, noise: float, attendance: Participation) -> Event:
         return noisy_sums(self.source, noise, attendance)
 
-    def init(self) -> ClipState:
-        return ClipState(jnp.asarray(self.clip_norm, jnp.float32))
+    def init(self, size: int) -> ClipState:
+        return ClipState(jnp.asarray(self.clip_norm, jnp.float32), self.source.init(size), self.source.init(1))
 
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
@@ -342,12 +351,13 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     def release(
         self, key: jax.Array, round_index: Any, mean: jax.Array, extra: Any, state: Any, sensitivity: Any, expected: Any
     ) -> tuple[jax.Array, Any]:
-        noise = server_noise(self.source, key, round_index, mean.size)
-        bit_std = self.bit_noise * self.noise_ratio
-        bits = extra + bit_std * server_noise(self.source, role_key(key, "bits"), round_index, 1)[0]
+        noise, kept = server_noise(self.source, key, round_index, mean.size, state.noise)
+        bit, bits_kept = server_noise(self.source, role_key(key, "bits"), round_index, 1, state.bit_noise)
+        bits = extra + self.bit_noise * self.noise_ratio * bit[0]
         within = bits / expected + 0.5
         moved = state.clip_norm * jnp.exp(-self.rate * (within - self.quantile))
-        return mean + self.scale(state, sensitivity) * noise, ClipState(jnp.maximum(moved, LEAST_CLIP))
+        then = ClipState(jnp.maximum(moved, LEAST_CLIP), kept, bits_kept)
+        return mean + self.scale(state, sensitivity) * noise, then
 
     def scale(self, state: ClipState, sensitivity: Any) -> jax.Array:
         """Factor on the source's noise before it is added to the mean: z_u C times sensitivity and `noise_ratio`."""
@@ -459,13 +469,39 @@ def _check_ratio(noise_ratio: float) -> None:
 def noisy_sums(source: NoiseSource, noise: float, attendance: Participation) -> Event:
     """The event of sums to which the server adds noise: one per sum, or one for the run if noise is correlated."""
     at = attendance
+    seen = isinstance(at.sampling, FullBatch)
+    if not source.fresh and not seen:  # one sum a pass, of all that a client sends in it
+        reach = float(np.linalg.norm(strategy_of(source, at.min_separation)))
+        return GaussianSteps(noise / reach, at.sampling, at.adjacency, at.rounds, Unit.CLIENT)
     if not source.fresh:
         times = min(int(np.ceil(at.times)), -(-at.rounds // at.min_separation))
-        of_run = (FullBatch(), Adjacency.REPLACE_ONE, at.rounds, times, at.min_separation, Unit.CLIENT)
+        of_run = (at.sampling, at.adjacency, at.rounds, times, at.min_separation, Unit.CLIENT)
         return noise_event(source, noise, *of_run, pattern=at.pattern)
-    if isinstance(at.sampling, FullBatch):
+    if seen:
         return repeated(noise_event(source, noise, at.sampling, at.adjacency, 1, 1, 1, Unit.CLIENT), at.times)
     return noise_event(source, noise, at.sampling, at.adjacency, at.rounds, at.rounds, 1, Unit.CLIENT)
+
+
+def amplified_sampling(
+    upload: UpdatePrivatizer, cohort: Cohort, num_clients: int, rounds: int, known: int
+) -> tuple[Sampling, Adjacency]:
+    """The sampling of clients that amplifies the noise on their updates, where `known` members are seen; else `SEEN`.
+
+    Noise that is correlated by a strategy of b bands is amplified in passes of at least b rounds if each client joins
+    one round of a pass, at least b after the last, by an independent coin: its columns of the strategy are orthogonal,
+    so a pass is one sampled release of sensitivity |c| (Choquette-Choo et al. 2023, arXiv:2306.08153, Theorem 4).
+    """
+    source = correlated_source(upload)
+    if not upload.is_amplified:
+        return SEEN
+    sampling, adjacency = cohort.amplification(num_clients, known)
+    if source is not None:
+        apart = min(cohort.rounds_per_pass(num_clients), cohort.min_separation(num_clients))
+        column = strategy_of(source, max(rounds, apart + 1))  # the first rounds of a run are hidden as all of it is
+        bands = int(np.flatnonzero(column)[-1]) + 1
+        if bands > apart or not isinstance(sampling, Poisson):
+            return SEEN
+    return sampling, adjacency
 
 
 def clip_tensors(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequence[int]) -> tuple[jax.Array, jax.Array]:
@@ -485,8 +521,10 @@ def clip_tensors(update: jax.Array, clip_norm: jax.Array | float, sizes: Sequenc
     return parts[0] if len(parts) == 1 else jnp.concatenate(parts), within
 
 
-def server_noise(source: NoiseSource, key: jax.Array, round_index: jax.Array, size: int) -> jax.Array:
-    """Standard normal noise of the server in a round; `key` is the run's, and the round is the source's step."""
+def server_noise(
+    source: NoiseSource, key: jax.Array, round_index: jax.Array, size: int, state: Any
+) -> tuple[jax.Array, Any]:
+    """Standard normal noise of the server in a round, and what its source keeps; the round is the source's step."""
     at = round_index.astype(jnp.uint32)
     one = jnp.float32(1)
-    return source.draw(key, StepContext(jnp.int32(0), round_index, at, one, one, jnp.bool_(True)), size)
+    return source.draw(key, StepContext(jnp.int32(0), round_index, at, one, one, jnp.bool_(True)), size, state)

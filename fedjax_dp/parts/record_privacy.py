@@ -14,7 +14,7 @@ from fedjax_dp.parts.batches import Batches, divisors_of, neighbours_of
 from fedjax_dp.parts.by_round import ByRound, at_round, check_changes, field_of
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
-from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event
+from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event, require_stateless
 from fedjax_dp.pytrees import client_numbers, ravel, replace, structure, value
 
 LastRates = Callable[[], np.ndarray]
@@ -205,7 +205,7 @@ class RecordGaussian:
         noise = at_round(of_client(self.noise_multiplier, step.client), self.noise_by_round, step.round)
         std, size = noise * bounded.noise_unit, bounded.mean.size
         report = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(step.number))
-        return bounded.mean + std * self.source.draw(key, step, size), report
+        return bounded.mean + std * self.source.draw(key, step, size, ())[0], report
 
     def noise_variance(self, step: StepContext, divisor: Any) -> Any:
         """(z C / B)^2 if records are clipped, (z C)^2 if batches are, times the variance of the source."""
@@ -249,6 +249,7 @@ class RecordGaussian:
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
         check_changes(self.noise_by_round, self.clip_by_round)
+        require_stateless(self.source)
         self.bound.check()
 
 
@@ -290,7 +291,7 @@ class OutputGaussian:
         bounded, std = self.bound.apply(model, params, records, clip), self._std(step)
 
         def noisy() -> jax.Array:
-            return bounded.mean + std * self.source.draw(key, step, bounded.mean.size)
+            return bounded.mean + std * self.source.draw(key, step, bounded.mean.size, ())[0]
 
         expected = std**2 * bounded.mean.size * self.source.variance(step.number)
         if self.every_step:
@@ -343,6 +344,7 @@ class OutputGaussian:
     def check(self, num_clients: int) -> None:
         check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
         check_changes(self.noise_by_round, self.clip_by_round)
+        require_stateless(self.source)
         if self.bound.no_epsilon_reason or self.bound.assumption:
             raise errors.refuse("bound", type(self.bound).__name__, "ClipBatch or ClipRecords for noise on the upload")
 

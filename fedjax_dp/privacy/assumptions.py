@@ -12,9 +12,9 @@ from fedjax_dp.accounting.plain_words import epsilon_warnings
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import constants
 from fedjax_dp.parts.noise import correlated_source
+from fedjax_dp.privacy.client_events import participation_mode, remembers
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
-from fedjax_dp.privacy.release_table import participation_mode, remembers
 
 
 def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
@@ -63,6 +63,8 @@ def _of_rounds(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
         lines = [
             *_noise_schedule(run),
             f"clients by {steps[0].sampling}, and who takes part is hidden" if hidden else cohorts[participation],
+            *["a client's zeros count as its absence: it is drawn and counted as before"]
+            * (run.terms.adjacency is not None),
             *_client_state(run, hidden),
             *_known_members(run, hidden),
             "the number of clients, their shares and all divisors are public",
@@ -71,7 +73,8 @@ def _of_rounds(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
             else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary",
         ]
         if correlated_source(algorithm.upload) is not None:
-            lines.append("noise is correlated over rounds and counted as one release of the whole run")
+            counted = "each pass of rounds as one release" if hidden else "as one release of the whole run"
+            lines.append(f"noise is correlated over rounds and counted {counted}")
         return lines
     if algorithm.cohort.setup_event is not None:
         cohorts["worst"] = (

@@ -19,12 +19,11 @@ from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.privacy.assumptions import assumptions, warnings
-from fedjax_dp.privacy.client_events import own_events, training_events, with_qualifiers
+from fedjax_dp.privacy.client_events import all_releases, participation_mode, training_events
 from fedjax_dp.privacy.halting import require_halting, within_budget
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.protection import noise_of, unit_of, views_of
 from fedjax_dp.privacy.qualifiers import Account, Target
-from fedjax_dp.privacy.release_table import participation_mode
 from fedjax_dp.privacy.terms import BY_NAME_ALONE, PrivacyOptions, PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import check
@@ -243,9 +242,9 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
         return no_privacy(num_clients, f"{what} are clipped but noise_multiplier is 0", run.view)
     if any(step.reveals_everything for step in steps):
         return no_privacy(num_clients, "some clients add no noise: their noise_multiplier is 0", run.view)
-    events = with_qualifiers(run, training)
+    events = all_releases(run, training)
     epsilons = tuple(accounting.epsilons_of(events, delta, terms.accountant, progress))
-    account = Account(own_events(run, training), delta, terms.accountant, unverified_guarantee)
+    account = Account(all_releases(run, training, of_prior_runs=False), delta, terms.accountant, unverified_guarantee)
     if math.isinf(max(epsilons)):
         for one in run.qualifiers:
             if (reason := one.infinite_reason(account)) is not None:

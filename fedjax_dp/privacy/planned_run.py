@@ -100,8 +100,8 @@ class PlannedRun:
     def qualifiers(self) -> tuple[Qualifier, ...]:
         """The qualifiers of features other than plain rounds, in the order in which they are counted."""
         setup, result = self.algorithm.cohort.setup_event, list[Qualifier]()
-        if self.unit.of_records:
-            result.append(of_groups(self.bound, self.data))
+        if (bound := self.data.bound_of(self.unit)) is not None:
+            result.append(of_groups(bound, self.data))
         if setup is not None:
             result.append(SetupRelease(event=setup))
         if self.terms.deployment is not None:
@@ -267,6 +267,11 @@ def _check_log(run: PlannedRun) -> None:
 def _check_unit(run: PlannedRun) -> None:
     """Refuse a unit that noise does not hide, that nobody bounds, or whose records features were made with."""
     unit, natural, data = run.unit, unit_of(run.algorithm), run.data
+    if run.terms.adjacency is not None and (natural is not Unit.CLIENT or run.algorithm.upload.shared_noise):
+        wanted = "left out unless the server adds noise to clients' updates"
+        raise errors.refuse(
+            "adjacency", run.terms.adjacency, wanted, "drop it: the noise here has neighbours of its own"
+        )
     if noise_of(run.algorithm) is None or (unit is Unit.RECORD and natural is Unit.RECORD):
         return
     if (unit is Unit.CLIENT) != (natural is Unit.CLIENT):

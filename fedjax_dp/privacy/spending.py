@@ -18,9 +18,8 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.events import distinct, number_events
 from fedjax_dp.accounting.ledger import ROUND, VERSION, encode_events
 from fedjax_dp.display import finite
-from fedjax_dp.privacy.client_events import client_events, own_events, training_events
+from fedjax_dp.privacy.client_events import all_releases, client_events, participation_mode, training_events
 from fedjax_dp.privacy.planned_run import PlannedRun
-from fedjax_dp.privacy.release_table import participation_mode
 
 EVALUATIONS = 24  # of loss distributions that a run may spend on epsilons of its rounds: a fiftieth of a second each
 EXACT = 20_000  # of closed forms
@@ -147,7 +146,7 @@ class Spending:
         They do not for noise that is correlated over rounds, fixed slots, or releases that happen once in a run.
         """
         run = self.run
-        kinds, kind = number_events(own_events(run, training_events(run.prefix(1), at_least=1)))
+        kinds, kind = number_events(all_releases(run, training_events(run.prefix(1), at_least=1), of_prior_runs=False))
         if any(step.sampling.keeps_draw for event in kinds for step, _ in event.leaves()):
             return None
         rows = zip(kind.tolist(), self.counts(run.rounds).tolist(), self.events(run.rounds), strict=True)

@@ -16,6 +16,7 @@ from fedjax_dp.options import Options, about, of_class
 ACCOUNTANTS = ("pld", "rdp", "gaussian", "zcdp", "tcdp")
 VIEWS = ("uploads", "secure_sum", "broadcast", "final_model", "owner", "deployed")
 UNITS = ("record", "client", "user", "text", "token")
+ADJACENCIES = ("zero-out",)  # others follow from the sampling
 PARTICIPATION = ("schedule", "expected", "worst", "once", "law")
 BY_NAME_ALONE = {  # what a Guarantee of such terms is about, said first in it
     "expected": "for the mean number of rounds, which is no guarantee for clients that are drawn more often",
@@ -46,6 +47,9 @@ class PrivacyTerms:
         view: adversary; uploads: the server sees every message, so sampling clients amplifies nothing; in the other
             views the noise of other clients helps where it is known to add up. Default: the strongest adversary that
             the algorithm protects against
+        adjacency: which data are neighbours; zero-out: a client sends zeros instead, drawn and counted as before, for
+            noise on clients whose rounds are seen; it takes half the noise of replacing the client. Default: add-remove
+            or replace-one, as the sampling has it
         colluders: clients of each cohort that help the adversary; for views other than uploads
         stop_at_epsilon: epsilon that no client may exceed, with noise_multiplier; the run has as many rounds as fit,
             which is known before the first
@@ -62,6 +66,7 @@ class PrivacyTerms:
     sigma_mode: Annotated[str, about("", choices=SIGMA_MODES)] = "per_client"
     unit: Annotated[str | None, about("", choices=UNITS, default="the noise's, or what the data bound")] = None
     view: Annotated[str | None, about("", choices=VIEWS, default="the algorithm's")] = None
+    adjacency: Annotated[str | None, about("", choices=ADJACENCIES, default="the sampling's")] = None
     colluders: int = 0
     stop_at_epsilon: float | None = None
     stop: Annotated[str | None, about("", metavar="METRIC=VALUE")] = None
@@ -187,6 +192,7 @@ class PrivacyOptions(TypedDict, total=False):
     sigma_mode: str
     unit: str | None
     view: str | None
+    adjacency: str | None
     colluders: int
     stop_at_epsilon: float | None
     stop: str | None

@@ -325,7 +325,7 @@ def initial_server_state(
 def empty_report(algorithm: Algorithm, num_clients: int) -> RoundReport:
     members, upload = algorithm.cohort.capacity(num_clients), algorithm.upload
     zeros, no = jnp.zeros(members), jnp.zeros(members, bool)
-    learnt = upload.learnt_clip_norm(upload.init())
+    learnt = upload.learnt_clip_norm(upload.init(1))
     return RoundReport(jnp.zeros(members, jnp.int32), no, zeros, zeros, zeros, zeros, ~no, no, learnt_clip_norm=learnt)
 
 

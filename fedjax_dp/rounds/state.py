@@ -47,7 +47,7 @@ def initial_state(algorithm: Algorithm, model: Model, data: FederatedData, key: 
     size, models_key = ravel(params)[0].size, role_key(key, "models")
     memory = algorithm.local.init(InitContext(model, data, params, size, map_clients, key=models_key))
     return ServerState(
-        params, algorithm.server.init(params), jnp.int32(0), algorithm.upload.init(), memory.server, memory.clients
+        params, algorithm.server.init(params), jnp.int32(0), algorithm.upload.init(size), memory.server, memory.clients
     )
 
 

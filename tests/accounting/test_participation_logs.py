@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 from helpers import refusal
 
-from fedjax_dp.accounting import ParticipationLog, correlated_sensitivity, gaussian_epsilon, pattern_sensitivity
-from fedjax_dp.accounting.correlated import inverse_root_bands, strategy
+from fedjax_dp.accounting import (
+    ParticipationLog,
+    gaussian_epsilon,
+    inverse,
+    inverse_root_bands,
+    pattern_sensitivity,
+    sensitivity,
+)
 
 # Cases `participation_log` of the specification's participation_vectors.json: clients, rounds, pairs, z, first column
 # of C; rounds, least gap, sensitivity and epsilon of each client (unit client, replace-one, delta 1e-5; 40 digits).
@@ -29,20 +35,20 @@ def test_a_log_says_what_each_client_moves(case):
     log = ParticipationLog.of(np.array(pairs), rounds, clients)
     assert log.counts.tolist() == counts
     assert log.least_gaps == gaps
-    found = [pattern_sensitivity(np.array(column), pattern, rounds) for pattern in log.patterns]
+    whole = np.append(column, np.zeros(rounds - len(column)))
+    found = [pattern_sensitivity(whole, pattern) for pattern in log.patterns]
     assert found == pytest.approx(sensitivities, rel=1e-8)
     assert [gaussian_epsilon(1e-5, z / (2 * s)) if s else 0.0 for s in found] == pytest.approx(epsilons, rel=1e-7)
 
 
 def test_the_very_pattern_moves_no_more_than_the_worst_of_its_kind():
     """And the worst of them, at equal distances from round 0, exactly as much."""
-    coefficients, rounds, rng = inverse_root_bands(6), 40, np.random.default_rng(0)
-    column = strategy(coefficients, rounds)
-    worst = correlated_sensitivity(coefficients, rounds, 4, 5)
-    assert pattern_sensitivity(column, (0, 5, 10, 15), rounds) == pytest.approx(worst, rel=1e-12)
+    column, rng = inverse(inverse_root_bands(6), 40), np.random.default_rng(0)
+    worst = sensitivity(column, 4, 5)
+    assert pattern_sensitivity(column, (0, 5, 10, 15)) == pytest.approx(worst, rel=1e-12)
     for _ in range(50):
         pattern = np.cumsum([rng.integers(0, 10), *rng.integers(5, 10, 3)])
-        assert pattern_sensitivity(column, tuple(pattern.tolist()), rounds) <= worst * (1 + 1e-12)
+        assert pattern_sensitivity(column, pattern) <= worst * (1 + 1e-12)
 
 
 def test_no_contributions_move_more_than_the_sensitivity():
@@ -51,7 +57,7 @@ def test_no_contributions_move_more_than_the_sensitivity():
         whole = np.zeros(rounds)
         whole[: column.size] = column
         c = np.array([[whole[i - j] if i >= j else 0.0 for j in range(rounds)] for i in range(rounds)])
-        most = pattern_sensitivity(column, at, rounds)
+        most = pattern_sensitivity(whole, at)
         for _ in range(200):
             g = np.zeros((rounds, 3))
             g[list(at)] = rng.normal(size=(4, 3))

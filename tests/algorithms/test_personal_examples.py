@@ -47,16 +47,19 @@ SHOWN = set()
 
 
 @value
-class GivenSeries:
+class GivenSeries(parts.NoiseSource):
     """Noise from a table for each series of a client's steps, `(rounds, clients, steps, size)`."""
 
     tables: tuple
     last: int = structure(default=1)
 
-    fresh, bands = True, (1.0,)
+    fresh = True
 
-    def draw(self, key, step, size):
-        return self.tables[step.stream][jnp.minimum(step.round, self.last), step.client, step.number][:size]
+    def coefficients(self, steps):
+        return (1.0,)
+
+    def draw(self, key, step, size, state):
+        return self.tables[step.stream][jnp.minimum(step.round, self.last), step.client, step.number][:size], state
 
     def variance(self, step):
         return 1.0

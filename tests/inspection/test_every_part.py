@@ -12,7 +12,7 @@ from own_parts import CLIENT, CLIP, COMMON, OUTPUT, RECORD, lying, steps, with_p
 
 import fedjax_dp as fdp
 from fedjax_dp import inspection, parts, validation
-from fedjax_dp.accounting import ParticipationLog
+from fedjax_dp.accounting import Buffers, ParticipationLog
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import replace
@@ -35,7 +35,9 @@ def with_cohort(part):
 # of rounds of one to four clients, the last of them in one round
 PAIRS = np.array([(at, client) for at in range(40) for client in range(1 + at % 4)] + [(5, 5)])
 LOG = ParticipationLog.of(PAIRS, 40, 6)
-BANDS = parts.BandedNoise(coefficients=(1.0, -0.5))
+BANDS = parts.BandedNoise(bands=(1.0, -0.5))
+STRATEGY = parts.StrategyNoise.of((1.0, 0.6, 0.3), 40)
+BUFFERED = parts.BufferedNoise.of(Buffers(np.array([0.9, 0.5]), np.array([0.2, 0.3])))
 # of each class algorithms that it is a part of
 EXAMPLES = {
     "AllClients": with_cohort(parts.AllClients()),
@@ -90,6 +92,11 @@ EXAMPLES = {
         with_privatizer(RECORD, source=BANDS),
         replace(CLIENT, upload=replace(CLIENT.upload, source=BANDS)),
     ),
+    "StrategyNoise": tuple(
+        replace(CLIENT, upload=replace(CLIENT.upload, source=STRATEGY), cohort=cohort)
+        for cohort in (CLIENT.cohort, parts.CyclicPoissonCohort(size=1, pass_rounds=3))
+    ),
+    "BufferedNoise": (replace(CLIENT, upload=replace(CLIENT.upload, source=BUFFERED)),),
     "RecordGaussian": (RECORD, steps(RECORD, batches=parts.PoissonBatches(size=2)), steps(RECORD, steps=12)),
     "OutputGaussian": (OUTPUT,),
     "ClientGaussian": (CLIENT, replace(CLIENT, upload=replace(CLIENT.upload, by_tensor=True))),
@@ -237,8 +244,8 @@ def a_tenth(self, shares):
     return 0.1 * parts.PoissonCohort.rates(self, shares), 1
 
 
-def fainter(self, key, step, size):
-    return 0.9 * parts.WhiteNoise.draw(self, key, step, size)
+def fainter(self, key, step, size, state):
+    return 0.9 * parts.WhiteNoise.draw(self, key, step, size, state)[0], state
 
 
 def a_round_later(self, keys, round_index, shares):

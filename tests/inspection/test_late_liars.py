@@ -36,7 +36,7 @@ def of_many_sizes():
 
 
 def noise(draw, algorithm=RECORD, of=own.JaxNormals):
-    return with_privatizer(algorithm, source=lying(of(), draw=draw))
+    return with_privatizer(algorithm, source=lying(of(), draw=own.stateless(draw)))
 
 
 def privatizer(gradient, algorithm=RECORD, **local):
@@ -52,7 +52,7 @@ def upload(**members):
 
 
 def server_noise(draw):
-    return replace(CLIENT, upload=replace(CLIENT.upload, source=lying(own.JaxNormals(), draw=draw)))
+    return replace(CLIENT, upload=replace(CLIENT.upload, source=lying(own.JaxNormals(), draw=own.stateless(draw))))
 
 
 def silent_where(quiet):

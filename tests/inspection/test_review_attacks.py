@@ -149,11 +149,11 @@ def steps_that_cancel(self, key, step, size):
 
 
 def by_client(draw):
-    return replace(CLIENT, upload=replace(CLIENT.upload, source=lying(own.JaxNormals(), draw=draw)))
+    return replace(CLIENT, upload=replace(CLIENT.upload, source=lying(own.JaxNormals(), draw=own.stateless(draw))))
 
 
 def by_record(draw):
-    source = lying(own.JaxNormals(), draw=draw)
+    source = lying(own.JaxNormals(), draw=own.stateless(draw))
     return replace(RECORD, local=replace(RECORD.local, privatizer=replace(RECORD.local.privatizer, source=source)))
 
 

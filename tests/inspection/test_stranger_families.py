@@ -60,7 +60,7 @@ RIGHT = {
     "JAX's normals, whole clients": (replace(CLIENT, upload=replace(CLIENT.upload, source=own.JaxNormals())), CLIENT),
     "noise taken back": (
         with_privatizer(RECORD, source=own.TakesBack()),
-        with_privatizer(RECORD, source=parts.BandedNoise(coefficients=(1.0, -0.5))),
+        with_privatizer(RECORD, source=parts.BandedNoise(bands=(1.0, -0.5))),
     ),
     "own privatizer": (steps(RECORD, privatizer=own.Noises(**CLIP)), RECORD),
     "own privatizer, own names": (
@@ -494,7 +494,7 @@ LIES = {
         OUTPUT, bound=lying(own.ClampMean(), apply=scaled_bound(1.5))
     ),
     **{
-        f"noise {name}": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=draw))
+        f"noise {name}": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=own.stateless(draw)))
         for name, draw in {
             "that never changes": frozen,
             "of one number": one_number,
@@ -504,11 +504,13 @@ LIES = {
         }.items()
     },
     "noise fresh though it takes back": with_privatizer(
-        RECORD, source=lying(own.TakesBack(), fresh=True, bands=(1.0,))
+        RECORD, source=lying(own.TakesBack(), fresh=True, coefficients=lambda self, steps: (1.0,))
     ),
-    "noise that takes back more than told": with_privatizer(RECORD, source=lying(own.TakesBack(), bands=(1.0, -0.1))),
+    "noise that takes back more than told": with_privatizer(
+        RECORD, source=lying(own.TakesBack(), coefficients=lambda self, steps: (1.0, -0.1))
+    ),
     "server noise that never changes": replace(
-        CLIENT, upload=replace(CLIENT.upload, source=lying(own.JaxNormals(), draw=frozen))
+        CLIENT, upload=replace(CLIENT.upload, source=lying(own.JaxNormals(), draw=own.stateless(frozen)))
     ),
     **{
         f"privatizer {name}": steps(RECORD, privatizer=lying(own.Noises(**CLIP), **members))
@@ -751,8 +753,8 @@ LIES |= {
         }.items()
     },
     "bound that is not finite": with_privatizer(RECORD, bound=lying(own.Normalise(), apply=naive)),
-    "noise times the rate": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=times_rate)),
-    "noise that falls silent": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=silent_late)),
+    "noise times the rate": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=own.stateless(times_rate))),
+    "noise that falls silent": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=own.stateless(silent_late))),
     "cohort of a seed of its own": replace(CLIENT, cohort=lying(COINS, sample=own_seed)),
     "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplification=fewer_others)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),

@@ -90,7 +90,7 @@ def test_noise_of_a_step_has_the_factors_of_its_round_on_noise_and_clip_norm(kin
 def test_noise_and_clip_norm_of_a_round_are_those_of_the_servers_release():
     upload = ClientGaussian(clip_norm=2.0, noise_multiplier=3.0, noise_by_round=NOISE, clip_by_round=CLIP)
     plain, sent = ClientGaussian(clip_norm=2.0, noise_multiplier=3.0), MessageEncoding(3, 0.0)
-    state, long = upload.init(), jnp.full(20, 10.0)
+    state, long = upload.init(20), jnp.full(20, 10.0)
     for t in range(2):
         noise, clip = NOISE.factors(4)[t], CLIP.factors(4)[t]
         message, _ = upload.message(jax.random.key(0), long, (20,), state, sent)
@@ -98,7 +98,7 @@ def test_noise_and_clip_norm_of_a_round_are_those_of_the_servers_release():
         std = upload.noise_std(state, 0.5, jnp.int32(t))
         assert float(std) == pytest.approx(3.0 * noise * 2.0 * clip * 0.5, rel=1e-5)
         drawn, state = upload.release(jax.random.key(2), jnp.int32(t), jnp.zeros(20), (), state, 0.5, None)
-        first, _ = plain.release(jax.random.key(2), jnp.int32(t), jnp.zeros(20), (), (), 0.5, None)
+        first, _ = plain.release(jax.random.key(2), jnp.int32(t), jnp.zeros(20), (), plain.init(20), 0.5, None)
         np.testing.assert_allclose(drawn, noise * clip * first, rtol=1e-5)
 
 

@@ -18,8 +18,9 @@ from fedjax_dp.accounting import (
     Unit,
     View,
     WithoutReplacement,
-    correlated_sensitivity,
+    inverse,
     inverse_root_bands,
+    sensitivity,
 )
 from fedjax_dp.parts.aggregation import ESTIMATORS, BoundedMean
 from fedjax_dp.parts.client_privacy import (
@@ -62,7 +63,7 @@ def test_a_clip_norm_that_is_learnt_stops_falling_before_float32_loses_the_noise
     )
     everyone_within = jnp.float32(5e5)  # a million bits of 1/2
     mean, state = upload.release(
-        jax.random.key(0), jnp.int32(0), jnp.zeros(3), everyone_within, upload.init(), 1.0, 1e6
+        jax.random.key(0), jnp.int32(0), jnp.zeros(3), everyone_within, upload.init(3), 1.0, 1e6
     )
     assert float(state.clip_norm) == np.float32(LEAST_CLIP)
     assert np.all(np.asarray(mean) != 0)
@@ -134,7 +135,7 @@ def test_adaptive_clipping_pays_for_its_bits(data):
     assert fdp.guarantee(value, data, **options).epsilon == fdp.guarantee(plain, data, **options).epsilon
     key = jax.random.key(0, impl="threefry2x32")
     zero = jnp.zeros(20_000)
-    given = (key, jnp.int32(0), zero, jnp.float32(0.0), value.upload.init(), 1.0, 3.0)
+    given = (key, jnp.int32(0), zero, jnp.float32(0.0), value.upload.init(zero.size), 1.0, 3.0)
     released, state = value.upload.release(*given)
     on_updates = float(released.std()) / 0.5
     assert on_updates**-2 + (2 * 1.5) ** -2 == pytest.approx(2.0**-2, rel=0.03)  # Andrew et al., theorem 1
@@ -165,19 +166,19 @@ def test_noise_that_is_found_for_a_budget_is_no_more_than_its_part_can_carry(dat
 def test_correlated_noise_is_one_release_of_the_whole_run(data):
     value = fdp.dp_ftrl(**{**COMMON, "cohort_size": 2}, clip_norm=0.5, noise_multiplier=6.0, bands=4)
     promise = fdp.guarantee(value, data, rounds=9, delta=1e-3)
-    reach = correlated_sensitivity(inverse_root_bands(4), 9, 3, 3)  # 6 clients, 2 at a time: every third
+    reach = sensitivity(inverse(inverse_root_bands(4), 9), 3, 3)  # 6 clients, 2 at a time: every third
     event = GaussianSteps(6.0 / reach, accounting.FullBatch(), Adjacency.REPLACE_ONE, 1, Unit.CLIENT)
     assert promise.epsilon == pytest.approx(accounting.epsilon_of(event, 1e-3), rel=1e-6)
 
 
 def test_correlated_noise_across_local_steps_is_accounted_without_sampling(data):
     value = fdp.dpnfl(**COMMON, clip_norm=1.0, noise_multiplier=5.0)
-    source = BandedNoise(coefficients=inverse_root_bands(2))
+    source = BandedNoise(bands=inverse_root_bands(2))
     private = dataclasses.replace(value.local.privatizer, source=source)
     value = dataclasses.replace(value, local=dataclasses.replace(value.local, privatizer=private))
     terms = fdp.privacy.PrivacyTerms(participation="worst")
     (event, *_) = client_events(fdp.privacy.plan_run(value, data, rounds=4, terms=terms))
-    reach = correlated_sensitivity(np.asarray(source.coefficients), 2, 2, 1)
+    reach = sensitivity(inverse(source.bands, 2), 2, 1)
     assert event.noise_multiplier == pytest.approx(5.0 / reach)
     assert (event.count, type(event.sampling)) == (4, accounting.FullBatch)
     assert "counted as one release without sampling" in " ".join(
@@ -327,11 +328,11 @@ def test_place_of_server_noise_is_the_round():
 
     @dataclasses.dataclass(frozen=True)
     class Watch:
-        def draw(self, key, step, size):
+        def draw(self, key, step, size, state):
             seen.append(step)
-            return jnp.zeros(size)
+            return jnp.zeros(size), state
 
-    server_noise(Watch(), jax.random.key(0), jnp.int32(7), 3)
+    server_noise(Watch(), jax.random.key(0), jnp.int32(7), 3, ())
     assert isinstance(seen[0], StepContext)
     assert (int(seen[0].round), int(seen[0].number)) == (7, 7)
     assert isinstance(fdp.Algorithm.__dataclass_fields__["upload"].default, fdp.parts.PlainUpload)

@@ -85,16 +85,19 @@ def test_without_weight_decay_the_rule_is_its_parent_bit_for_bit(name):
 
 
 @fdp.value
-class Growing:
+class Growing(parts.NoiseSource):
     """Given noise `(steps, size)` whose variance is told to differ from step to step."""
 
     table: jax.Array
     variances: jax.Array
 
-    fresh, bands = True, (1.0,)
+    fresh = True
 
-    def draw(self, key, step, size):
-        return self.table[step.number]
+    def coefficients(self, steps):
+        return (1.0,)
+
+    def draw(self, key, step, size, state):
+        return self.table[step.number], state
 
     def variance(self, step):
         return self.variances[step]
@@ -153,7 +156,7 @@ def test_a_client_with_fewer_steps_equals_a_loop_and_its_state_stands_still_in_t
                 np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
-BANDS = parts.BandedNoise(coefficients=np.asarray(inverse_root_bands(4), np.float32))
+BANDS = parts.BandedNoise(bands=np.asarray(inverse_root_bands(4), np.float32))
 BATCHES = {
     "fixed": parts.FixedBatches(size=4),
     "with replacement": parts.ReplacementBatches(size=4),

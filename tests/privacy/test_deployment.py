@@ -96,14 +96,16 @@ def test_an_algorithm_with_part_of_a_deployments_noise_is_counted_for_that_part_
 def drawn_noise(upload, size=SIZE):
     """The noise that joins a mean of zeros over `cohort` clients, and the state after it."""
     sensitivity, key = 1 / 5, jax.random.key(3)
-    state = upload.init()
+    state = upload.init(size)
     return upload.release(key, jnp.int32(0), jnp.zeros(size), jnp.float32(0), state, sensitivity, 5.0)
 
 
 def test_noise_on_the_mean_is_the_deployments_whatever_the_cohort():
     for size in (2, 5, 50):
         upload = parts.ClientGaussian(clip_norm=0.5, noise_multiplier=2.0, noise_ratio=size / 100)
-        noise, _ = upload.release(jax.random.key(0), jnp.int32(1), jnp.zeros(SIZE), (), (), 1 / size, size)
+        noise, _ = upload.release(
+            jax.random.key(0), jnp.int32(1), jnp.zeros(SIZE), (), upload.init(SIZE), 1 / size, size
+        )
         assert float(upload.noise_std((), 1 / size, jnp.int32(1))) == pytest.approx(2.0 * 0.5 / 100)
         # 4.89 deviations; 5% off, as of a ratio that is forgotten in a bit of the noise, is 16 of them
         assert abs(float(jnp.std(noise)) / 0.01 - 1) < 4.89 / math.sqrt(2 * SIZE)
@@ -127,7 +129,7 @@ def test_adaptive_clipping_shrinks_both_noises_and_follows_noisy_fractions_of_th
             bit_noise=case["count_noise"],
             noise_ratio=ratio,
         )
-        state, silent = upload.init(), dataclasses.replace(upload, bit_noise=1e9, noise_ratio=1e-30)
+        state, silent = upload.init(1), dataclasses.replace(upload, bit_noise=1e9, noise_ratio=1e-30)
         for step, within in enumerate(case["noisy_fractions"]):
             std = float(upload.noise_std(state, 1 / size, jnp.int32(step)))
             assert std == pytest.approx(case["mean_noise"][step], rel=1e-5)
@@ -136,7 +138,7 @@ def test_adaptive_clipping_shrinks_both_noises_and_follows_noisy_fractions_of_th
             assert float(state.clip_norm) == pytest.approx(case["clip"][step + 1], rel=1e-5)
 
     def moved(seed):
-        _, after = upload.release(jax.random.key(seed), jnp.int32(0), jnp.zeros(1), 0.0, upload.init(), 0.0, size)
+        _, after = upload.release(jax.random.key(seed), jnp.int32(0), jnp.zeros(1), 0.0, upload.init(1), 0.0, size)
         return jnp.log(after.clip_norm / upload.clip_norm)
 
     std = case["log_rate"] * case["count_noise"] / case["deployment_cohort"]

@@ -38,7 +38,7 @@ def client_level(noise_multiplier=5.0, source=None, **options):
 
 def banded(column, rounds):
     """Noise whose C begins with this column."""
-    return parts.BandedNoise(coefficients=scipy.signal.lfilter([1.0], column, np.eye(1, rounds)[0]))
+    return parts.BandedNoise(bands=scipy.signal.lfilter([1.0], column, np.eye(1, rounds)[0]))
 
 
 def planned(algorithm, data=DATA, rounds=ROUNDS, **terms):
@@ -51,7 +51,9 @@ def test_each_client_is_counted_for_its_very_rounds(name):
     column, log = np.array(COLUMNS[name]), ParticipationLog.of(np.array(PAIRS), 8, 4)
     source = None if name == "white" else banded(column, 8)
     stated = verified_guarantee(planned(logged(client_level(5.0, source), PAIRS, 8, 4), ragged_data([8] * 4), 8))
-    moved = np.array([pattern_sensitivity(column, pattern, 8) for pattern in log.patterns])
+    moved = np.array(
+        [pattern_sensitivity(np.resize(np.append(column, np.zeros(8)), 8), pattern) for pattern in log.patterns]
+    )
     wanted, wrong = ([gaussian_epsilon(DELTA, 2.5 / by) if by else 0.0 for by in of] for of in (moved, log.counts**0.5))
     assert stated.epsilons == pytest.approx(wanted, rel=1e-4)  # the noise multiplier is a float32
     assert (wrong[0] < wanted[0]) == (name != "white")
@@ -59,7 +61,7 @@ def test_each_client_is_counted_for_its_very_rounds(name):
 
 
 def test_the_very_rounds_cost_no_more_than_the_worst_of_their_kind():
-    source = parts.BandedNoise(coefficients=fdp.accounting.inverse_root_bands(4))
+    source = parts.BandedNoise(bands=fdp.accounting.inverse_root_bands(4))
     cyclic = verified_guarantee(planned(client_level(source=source)))
     own = verified_guarantee(planned(logged(client_level(source=source), IN_TURN)))
     assert max(own.epsilons) == pytest.approx(cyclic.epsilon, rel=1e-9)  # the first two clients, at rounds 0, 3, 6, 9
@@ -82,7 +84,7 @@ def test_a_run_by_the_log_of_a_law_is_the_run_by_the_law_bit_for_bit():
     assert simulation.advance._cache_size() == before  # another log of the same shape
 
 
-@pytest.mark.parametrize("source", [None, parts.BandedNoise(coefficients=(1.0, -0.5, -0.125))])
+@pytest.mark.parametrize("source", [None, parts.BandedNoise(bands=(1.0, -0.5, -0.125))])
 def test_the_ledger_of_a_log_gives_its_guarantee(source):
     run = planned(logged(client_level(source=source), PAIRS, 8), rounds=8)
     spending = Spending(run, verified_guarantee(run))

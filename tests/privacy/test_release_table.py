@@ -5,8 +5,8 @@ import pytest
 from helpers import ragged_data
 
 import fedjax_dp as fdp
+from fedjax_dp.privacy.client_events import ReleaseTable
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.privacy.release_table import ReleaseTable
 from fedjax_dp.privacy.terms import PrivacyTerms
 
 DATA, ROUNDS = ragged_data([8, 8, 8, 10, 12, 9]), 6

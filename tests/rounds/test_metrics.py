@@ -316,11 +316,13 @@ def test_noise_to_signal_is_zero_without_noise_and_none_where_nothing_is_known(d
 
 def test_the_variance_of_correlated_noise_is_that_of_its_draws():
     """20,000 draws: 5% off the standard deviation is seen; 1, the variance of one term, is rejected."""
-    source = fdp.parts.BandedNoise(coefficients=jnp.array([1.0, -0.5, 0.5]))
+    source = fdp.parts.BandedNoise(bands=jnp.array([1.0, -0.5, 0.5]))
     first = fdp.parts.StepContext(*map(jnp.int32, (0, 0, 0)), *map(jnp.float32, (1, 1)), jnp.bool_(False))
     for step, expected in ((0, 1.0), (1, 1.25), (5, 1.5)):
         assert float(source.variance(jnp.uint32(step))) == pytest.approx(expected)
-        values = np.asarray(source.draw(jax.random.key(0), first._replace(number=jnp.uint32(step)), 20_000), float)
+        values = np.asarray(
+            source.draw(jax.random.key(0), first._replace(number=jnp.uint32(step)), 20_000, ())[0], float
+        )
         assert abs(values.var() / expected - 1) * np.sqrt(20_000 / 2) < 4.89
     assert abs(values.var() - 1) * np.sqrt(20_000 / 2) > 4.89
     assert GivenNoise(table=jnp.zeros(1)).variance(0) == fdp.parts.WhiteNoise().variance(0) == 1

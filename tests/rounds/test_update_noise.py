@@ -32,7 +32,7 @@ def dpnfl(**options):
 
 
 def banded(algorithm):
-    source = parts.BandedNoise(coefficients=np.asarray(inverse_root_bands(3), np.float32))
+    source = parts.BandedNoise(bands=np.asarray(inverse_root_bands(3), np.float32))
     local = algorithm.local
     return dataclasses.replace(
         algorithm, local=dataclasses.replace(local, privatizer=dataclasses.replace(local.privatizer, source=source))

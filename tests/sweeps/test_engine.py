@@ -281,6 +281,7 @@ def test_a_short_point_is_not_looked_at_as_often_as_the_longest(data):
         assert max(lasts[: lasts.index(2) + 1]) == 2
 
 
+REMEMBERED = {"clip_norm": 0.5, "noise_multiplier": 0.5, "cohort_size": 5}
 STRUCTURES = {
     "scaffold, warm": (fdp.dp_scaffold, {"clip_norm": 0.7, "noise_multiplier": 0.5, "warm_start": True}),
     "adaptive clipping": (fdp.dp_fedavg, {"clip_norm": 0.5, "noise_multiplier": 0.5, "adaptive_clip": True}),
@@ -301,6 +302,8 @@ STRUCTURES = {
         fdp.addpnfl,
         {"clip_norm": 0.5, "noise_multiplier": 0.5, "second_moment": "unbiased"},
     ),
+    "noise of the last rounds": (fdp.dp_ftrl, REMEMBERED | {"source": fdp.parts.StrategyNoise.of((1.0, 0.6, 0.3), 9)}),
+    "noise of buffers": (fdp.dp_ftrl, REMEMBERED | {"source": fdp.parts.BufferedNoise(decays=[0.8], scales=[-0.3])}),
 }
 
 

@@ -14,10 +14,9 @@ from fedjax_dp.accounting import Event, Guarantee, Release, Unit
 from fedjax_dp.data.client_names import number_of
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.privacy import guarantees
-from fedjax_dp.privacy.client_events import client_events
+from fedjax_dp.privacy.client_events import client_events, participation_mode
 from fedjax_dp.privacy.planned_run import INITIALIZATION, PlannedRun
 from fedjax_dp.privacy.protection import unit_of
-from fedjax_dp.privacy.release_table import participation_mode
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key

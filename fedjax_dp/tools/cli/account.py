@@ -10,6 +10,8 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import (
     ACCOUNTANTS,
+    KINDS,
+    VECTORS,
     Adjacency,
     AttackBounds,
     BallsInBins,
@@ -27,9 +29,12 @@ from fedjax_dp.accounting import (
     View,
     WithoutReplacement,
     WithReplacement,
+    Workload,
     attack_bounds,
     compare,
     guarantee,
+    least_error,
+    noise_candidates,
     repeated,
     steps_in_view,
     windows_of_text,
@@ -91,8 +96,10 @@ CALIBRATE = FirstPage(
     {
         f"calibrate --epsilon 2 {_STEPS} --sampling poisson --rate 0.01": "DP-SGD",
         f"calibrate --epsilon 2 {_STEPS}": "full batches",
+        "calibrate --epsilon 2 --steps 256 --records 4096 --batch-size 64 --delta 1e-6 --adjacency add-remove "
+        "--correlation auto": "noise that is correlated over 256 rounds of 64 out of 4,096 clients",
     },
-    {"epsilon": "2", **USUAL, **OUT},
+    {"epsilon": "2", "correlation": "auto", "momentum": "0.9", **USUAL, **OUT},
 )
 A = TypeVar("A")
 B = TypeVar("B")
@@ -173,7 +180,18 @@ class AccountOptions(ReleaseOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrateOptions(ReleaseOptions):
-    epsilon: Annotated[float, about("the budget, in nats", default="required")]
+    """What is released, and the budget.
+
+    Args:
+        epsilon: the budget, in nats
+        correlation: compare noise that is correlated over rounds, of one kind or (auto) of all, for steps rounds of
+            cohorts of batch_size out of records clients, by its error in the model
+        momentum: of the server; for correlation
+    """
+
+    epsilon: Annotated[float, about("", default="required")]
+    correlation: Annotated[str | None, about("", choices=("auto", *KINDS))] = None
+    momentum: float | None = None
 
 
 def account_command(arguments: list[str]) -> int:
@@ -244,6 +262,9 @@ def calibrate_command(arguments: list[str]) -> int:
     )
     look = picture_of(options)
     require_budget("epsilon", options.epsilon, "it is the budget in nats")
+    if options.correlation is not None:
+        return _compare_correlations(options)
+    errors.require_left_out(options, ["momentum"], "without --correlation")
     answers = compare.compare_noise(_event(options, 1.0), options.epsilon, options.delta)
     if all(answer.number is None for answer in answers):
         raise errors.refuse("the budget", f"epsilon {options.epsilon:g}", "reachable", str(answers[0].reason))
@@ -261,6 +282,43 @@ def calibrate_command(arguments: list[str]) -> int:
         return 0
     header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
     _print_answers(header, "noise multiplier", answers, [f"warning: {line}" for line in warnings], options.quiet)
+    return 0
+
+
+def _compare_correlations(options: CalibrateOptions) -> int:
+    """Noise of every kind over the rounds of a federation, by its error in the model."""
+    errors.require_count("steps", options.steps)
+    errors.require_delta(options.delta)
+    errors.require_choice("adjacency", options.adjacency, [known.value for known in Adjacency])
+    clients = errors.require_given("records", options.records, "the number of clients")
+    size = errors.require_given("batch_size", options.batch_size, "the clients of a cohort")
+    neighbours, workload = Adjacency(options.adjacency), Workload(momentum=options.momentum or 0.0)
+    table = noise_candidates(
+        *(options.steps, clients, size, options.epsilon, options.delta),
+        hidden=None if neighbours is Adjacency.ZERO_OUT else neighbours,
+        seen=neighbours,
+        workload=workload,
+        kinds=KINDS if options.correlation == "auto" else (str(options.correlation),),
+    )
+    best = least_error(table, VECTORS)
+    rows = sorted(table, key=lambda one: one.error)
+    if options.json:
+        content = [one._asdict() | {"strategy": None, "chosen": one is best} for one in rows]
+        print(json.dumps({"inputs": _inputs(options), "candidates": content}, allow_nan=False))
+        return 0
+    page().print(
+        f"for epsilon {options.epsilon:g} at delta {options.delta:g}, {neighbours.value}: {options.steps} rounds of "
+        f"{size} out of {clients} clients; error: root mean square in the sum of updates, per clip norm;"
+        " chosen: the least error, of ties within 0.4% what keeps least"
+    )
+    cells = {
+        "noise": [str(one) for one in rows],
+        "noise multiplier": [f"{one.noise:.5g}" for one in rows],
+        "error": [f"{one.error:.4g}" for one in rows],
+        "vectors kept": [str(one.vectors) for one in rows],
+        "": ["chosen" if one is best else "" for one in rows],
+    }
+    columns(page(), cells, left=("noise", ""))
     return 0
 
 

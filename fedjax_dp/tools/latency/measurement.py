@@ -29,6 +29,7 @@ from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.batches import Batch, Batches
 from fedjax_dp.parts.clipping import Unbounded
 from fedjax_dp.parts.contexts import StepContext
+from fedjax_dp.parts.noise import NoiseSource
 from fedjax_dp.pytrees import Wrapper, replace, structure, value
 from fedjax_dp.rounds import metrics, simulation
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -41,13 +42,16 @@ DISTURBED = 0.3  # spread above which numbers mean little
 
 
 @value
-class Silence:
+class Silence(NoiseSource):
     """Zero noise, to measure the cost of drawing noise. A round with it is not private."""
 
-    fresh, bands = True, (1.0,)
+    fresh = True
 
-    def draw(self, key: jax.Array, step: StepContext, size: int) -> jax.Array:
-        return jnp.zeros(size)
+    def coefficients(self, steps: int) -> tuple[float, ...]:
+        return (1.0,)
+
+    def draw(self, key: jax.Array, step: StepContext, size: int, state: Any) -> tuple[jax.Array, Any]:
+        return jnp.zeros(size), state
 
     def variance(self, step: jax.Array) -> float:
         return 0.0

@@ -292,9 +292,9 @@ class SilentFirst(parts.UniformCohort):
         return members._replace(participation_count=jnp.where(members.ids == 1, 0.0, members.participation_count))
 
 
-def repeating(self, key, step, size):
+def repeating(self, key, step, size, state):
     return parts.WhiteNoise.draw(
-        parts.WhiteNoise(), key, step._replace(number=step.number % 4, round=step.round % 4), size
+        parts.WhiteNoise(), key, step._replace(number=step.number % 4, round=step.round % 4), size, state
     )
 
 

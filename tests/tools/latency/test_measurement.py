@@ -123,16 +123,19 @@ def test_the_floor_is_counted(data, model):
 
 
 @value
-class SlowNoise:
+class SlowNoise(fdp.parts.NoiseSource):
     """Noise that is drawn a thousand times over."""
 
-    fresh, bands = True, (1.0,)
+    fresh = True
 
-    def draw(self, key, place, size):
+    def coefficients(self, steps):
+        return (1.0,)
+
+    def draw(self, key, place, size, state):
         def again(i, total):
-            return total + prng.normals(jax.random.fold_in(key, i), place.step, size)
+            return total + prng.normals(jax.random.fold_in(key, i), place.number, size)
 
-        return jax.lax.fori_loop(0, 1000, again, jnp.zeros(size))
+        return jax.lax.fori_loop(0, 1000, again, jnp.zeros(size)), state
 
     def variance(self, step):
         return 1000.0
