@@ -226,7 +226,7 @@ def measured() -> dict[str, str]:
 def tables() -> dict[str, str]:
     """The tables that pages show in place of `<name>`, from the same files."""
     found = {}
-    for name in ("peers.md", "h200/peers.md", "compiled.md", "convolutions.md", "plan.md"):
+    for name in ("peers.md", "h200/peers.md", "compiled.md", "convolutions.md", "correlated_noise.md", "plan.md"):
         lines = (RESULTS / name).read_text().splitlines()
         found[name] = "\n".join(line for line in lines if not line.startswith(("# ", "![")))
     rows = ["| paper | claim | setting | verdict | claimed | provable |", "|---|---|---|---|---|---|"]
