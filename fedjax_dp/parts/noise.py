@@ -139,7 +139,7 @@ class StrategyNoise(NoiseSource):
 
     def init(self, size: int) -> jax.Array:
         """The last outputs `(bands - 1, size)`, that of round t in row t mod (bands - 1)."""
-        return jnp.zeros((np.shape(self.strategy)[0] - 1, size))
+        return jnp.zeros((jnp.asarray(self.strategy).shape[0] - 1, size))
 
     def draw(self, key: jax.Array, step: StepContext, size: int, state: Any) -> tuple[jax.Array, Any]:
         noise, rows = prng.normals(key, step.number, size), state.shape[0]
@@ -182,7 +182,7 @@ class BufferedNoise(NoiseSource):
 
     def init(self, size: int) -> jax.Array:
         """The buffers r `(buffers, size)`."""
-        return jnp.zeros((np.shape(self.decays)[0], size))
+        return jnp.zeros((jnp.asarray(self.decays).shape[0], size))
 
     def draw(self, key: jax.Array, step: StepContext, size: int, state: Any) -> tuple[jax.Array, Any]:
         white = prng.normals(key, step.number, size)
