@@ -122,9 +122,8 @@ def sensitivity(column: np.ndarray, participations: int, separation: int, law: s
     if ordered:
         return float(np.linalg.norm(_shifted(column, starts).sum(1)))
     if law == "cyclic":
-        return max(
-            pattern_sensitivity(column, np.arange(at, column.size, separation)[:count]) for at in range(separation)
-        )
+        every = range(column.size)
+        return max(pattern_sensitivity(column, np.arange(at, column.size, separation)[:count]) for at in every)
     if np.flatnonzero(column)[-1] < separation:
         return float(np.linalg.norm(_shifted(column, starts)))
     return bound_on_sensitivity(column, count, separation, law)
@@ -166,7 +165,7 @@ def _heaviest_separated(weights: np.ndarray, count: int, separation: int) -> np.
 
 
 def _heaviest_cyclic(weights: np.ndarray, count: int, separation: int) -> np.ndarray:
-    each = [weights[:, at::separation][:, :count].sum(1) for at in range(min(separation, weights.shape[1]))]
+    each = [weights[:, at::separation][:, :count].sum(1) for at in range(weights.shape[1])]
     return np.max(each, axis=0)
 
 

@@ -99,6 +99,7 @@ def _budget(known: PrepareContext, options: Mapping[str, Any], rate: float) -> t
 def _laws_of(cohort: Any, options: Mapping[str, Any], population: int, seen: Adjacency) -> dict[str, Any]:
     """How the clients of the run's own cohort are hidden, or how far apart their rounds are where they are seen."""
     part = cohort if is_part(cohort) else part_of("cohort", options)
+    part.check(population)
     sampling, adjacency = part.amplification(population, 0)
     apart, log = part.min_separation(population), part.log(population)
     if isinstance(sampling, Poisson):

@@ -246,6 +246,12 @@ def test_limits():
     assert sensitivity(white, 4, 5) == 2.0
     assert iterate_error(white) == pytest.approx(np.sqrt(21 / 2), rel=1e-12)
     assert optimal_bands(1, 20).tolist() == [1]
+    bands = optimal_bands(4, 16)  # all clients of a group in its round: as if they were seen
+    column, norm = np.append(bands, np.zeros(12)), float(np.linalg.norm(bands))
+    assert sensitivity(column, 4, 4) == pytest.approx(2 * norm)
+    sums = [(norm, Poisson(1.0), 4), (2 * norm, FullBatch(), 1)]
+    cost = [GaussianSteps(9 / by, law, Adjacency.ADD_REMOVE, times, Unit.CLIENT) for by, law, times in sums]
+    assert epsilon_of(cost[0], 1e-5) == pytest.approx(epsilon_of(cost[1], 1e-5), rel=1e-4)
     assert sensitivity(root(20), 3, 20) == pytest.approx(np.linalg.norm(root(20)), rel=1e-12)
     wholly = functools.partial(np.convolve, root(30))
     assert wholly(root(30))[:30] == pytest.approx(np.ones(30), abs=1e-12)

@@ -182,6 +182,8 @@ def test_a_run_has_the_noise_and_the_cohort_that_it_asks_for_or_that_are_best(op
         ({"correlation": "bands", "bands": 9}, "bands must be at most 5"),
         ({"correlation": "bands", "bands": 3, "cohort": "cyclic-poisson", "pass_rounds": 2}, "bands must be at most 2"),
         ({"correlation": "blt", "buffers": 0}, "buffers must be an integer of at least 1"),
+        ({"cohort": "cyclic-poisson", "pass_rounds": 9}, "pass_rounds must be at most 20 clients / cohort_size 4"),
+        ({"correlation": "blt", "cohort": "poisson"}, "correlation must be one for these cohorts"),
         ({"correlation": "sometimes"}, "correlation must be one of"),
         ({"buffers": 2}, "buffers must be left out unless correlation is blt"),
     ],
