@@ -14,7 +14,7 @@ MOST = {
     "public class names that stand twice": 0,
     "lines of the core": 44_965,
     "lines of tools": 19_079,
-    "lines of tests": 46_124,
+    "lines of tests": 46_129,
 }
 
 

@@ -24,8 +24,12 @@ def table_of(params, **changes):
     return noise_candidates(*run, **{"hidden": hidden, "seen": neighbours, "workload": workload} | changes)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=[case["id"] for case in CASES])
+MARKS = [pytest.mark.slow, pytest.mark.exhaustive, pytest.mark.exhaustive, pytest.mark.slow]  # ten seconds each
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, id=case["id"], marks=mark) for case, mark in zip(CASES, MARKS, strict=True)]
+)
 def test_the_table_and_the_choice_are_those_of_the_specification(case):
     table = table_of(case["params"])
     found = {name_of(one): one for one in table}
@@ -37,11 +41,12 @@ def test_the_table_and_the_choice_are_those_of_the_specification(case):
 
 
 def test_what_is_kept_and_what_is_allowed_limit_the_choice():
-    params = CASES[0]["params"] | {"n": 32, "population": 256, "cohort": 16, "epsilon": 4.0}
-    table = table_of(params)
+    params = CASES[0]["params"] | {"n": 16, "population": 64, "cohort": 8, "epsilon": 4.0}
+    quick = {"kinds": ("none", "bands", "inverse-root")}
+    table = table_of(params, **quick)
     assert least_error(table, 0).vectors == 0
     assert least_error(table, 99).error <= least_error(table, 1).error
-    assert {one.kind for one in table_of(params, kinds=("blt",))} == {"blt"}
-    assert {one.hidden for one in table_of(params, seen=None)} == {True}
+    assert {one.kind for one in table_of(params, kinds=("blt",), sizes=(1,))} == {"blt"}
+    assert {one.hidden for one in table_of(params, seen=None, **quick)} == {True}
     assert {one.size for one in table_of(params, kinds=("bands",), sizes=(3,))} == {3}
-    assert table_of(params, kinds=("bands",), sizes=(17,)) == []  # more than the 16 rounds from one to the next
+    assert table_of(params, kinds=("bands",), sizes=(9,)) == []  # more than the 8 rounds from one to the next
