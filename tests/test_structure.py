@@ -12,9 +12,9 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 44_965,
+    "lines of the core": 45_006,
     "lines of tools": 19_079,
-    "lines of tests": 46_129,
+    "lines of tests": 46_222,
 }
 
 

@@ -48,7 +48,7 @@ def choose_noise(
         remedy = "say which, such as --correlation inverse-root"
         raise errors.refuse("bands", bands, "left out unless correlation is bands or inverse-root", remedy)
     if buffers is not None:
-        errors.require_count("buffers", buffers)
+        errors.require_integer("buffers", buffers, 1, 5, "more gain next to nothing")
     size = bands if buffers is None else buffers
     seen = Adjacency.REPLACE_ONE if terms.adjacency is None else Adjacency(terms.adjacency)
     laws: dict[str, Any] = {"hidden": Adjacency.ADD_REMOVE, "seen": None if population % cohort else seen}
@@ -71,8 +71,12 @@ def choose_noise(
             "bands", bands, f"at most {most}, the rounds from one of a client to its next", "take fewer"
         )
     if not table:
-        wanted = "one for these cohorts: bands where they are hidden; others where they are seen"
-        raise errors.refuse("correlation", correlation, wanted, "a seen cohort's size divides the number of clients")
+        wanted = (
+            "one for these cohorts: bands where a client rests between its hidden rounds; others where all are seen"
+        )
+        raise errors.refuse(
+            "correlation", correlation, wanted, "smaller cohorts that divide the clients allow each kind"
+        )
     best = least_error(table, VECTORS if correlation == "auto" else rounds)
     for one in sorted(table, key=lambda one: one.error):
         known.say(f"{one}: noise multiplier {one.noise:.4g}, error {one.error:.4g}{', chosen' * (one is best)}")

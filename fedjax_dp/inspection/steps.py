@@ -57,6 +57,14 @@ def examine_source(source: NoiseSource, place: Place) -> None:
         schedule_points.example_point(),
     )
     depends = trace.values | trace.scale
+    if jax.tree.leaves(source.init(size)):
+        depends |= {"state"}  # so all of the run is drawn
+    longest = max(place.rounds, steps)
+    whole = np.append(np.asarray(source.coefficients(longest), float), np.zeros(longest))
+    for fewer in {*range(1, min(longest, 64)), place.algorithm.cohort.min_separation(place.data.num_clients)}:
+        first = np.append(np.asarray(source.coefficients(fewer), float), np.zeros(fewer))[: min(fewer, longest)]
+        alike = np.allclose(first, whole[: first.size], rtol=1e-9, atol=1e-12)
+        require_so(alike, f"coefficients of {fewer} steps", "others", f"the first of those of {longest}")
     if place.by_client:
         every = schedule_points.points_of_server(place.rounds)
     else:

@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.accounting import Adjacency
+from fedjax_dp.accounting import Adjacency, FullBatch
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
 from fedjax_dp.inspection.neighbours import SCALES
 from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, require_uncorrelated
 from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
+from fedjax_dp.inspection.schedule_points import whiten
 from fedjax_dp.inspection.steps import releases_of
 from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, TRIALS, Place, compile_trials, draw_cohorts, keys_of
 from fedjax_dp.inspection.verdict import require, require_at_most, require_so
@@ -25,6 +26,7 @@ from fedjax_dp.parts.client_privacy import (
     UpdatePrivatizer,
     amplified_sampling,
     hides_clients,
+    noisy_sums,
     released_noise,
 )
 from fedjax_dp.parts.cohorts import SEEN, Members
@@ -52,7 +54,8 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     expected = jnp.float32(members) if rates is None else jnp.sum(rates)
     stated = _multiplier(upload, algorithm, data, rounds, size) * float(reach)
     depends = _scale_of_noise(upload, size, reach, expected)
-    stateful = bool(jax.tree.leaves(upload.init(size)))
+    source = correlated_source(upload)
+    stateful = bool(jax.tree.leaves(upload.init(size))) or source is not None  # all rounds, one after another
 
     def run(keys: tuple[jax.Array, ...], rounds: jax.Array, means: jax.Array, most: int = size) -> Any:
         """Noise of one key, or the difference of two, which is 0 for noise that is drawn with another key."""
@@ -107,9 +110,15 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
     )
     above = np.sum(np.asarray(squares, float), 0) / (wanted * (1 - SLACK)) ** 2
     examine_sizes(above, times * size, lambda at: f"round {tried[at]}", least=True)
-    if correlated_source(upload) is None:
-        examine_noise(noise / std[:, None], [f"round {t}" for t in range(horizon)])
-        require_uncorrelated("rounds", np.asarray(rows[0], float), [f"round {t}" for t in tried])
+    if source is not None:  # scaled to the source's own noise, then the white noise under it
+        coefficients = np.append(np.asarray(source.coefficients(rounds), float), np.zeros(rounds))[:rounds]
+        own = np.sqrt(np.cumsum(coefficients**2))
+        lengths = np.sqrt(np.mean(np.asarray(squares, float), 0) / size)
+        rows = whiten(np.asarray(rows, float) * (own / lengths)[:, None], source)
+        noise = whiten(noise * (own[:horizon] / std)[:, None], source)
+        std = np.ones(horizon)
+    examine_noise(noise / std[:, None], [f"round {t}" for t in range(horizon)])
+    require_uncorrelated("rounds", np.asarray(rows[0], float), [f"round {t}" for t in tried])
 
 
 def _scale_of_noise(upload: ClientPrivacy, size: int, reach: Any, expected: Any) -> Names:
@@ -183,6 +192,14 @@ def _multiplier(upload: ClientPrivacy, algorithm: Algorithm, data: FederatedData
         )
         event, least = upload.event(noise, attendance), -(-rounds // cohort.min_separation(count))
         counted = releases_of(event, sampling, adjacency, least, source, any_neighbours=True)
+        if source is not None:
+            seen = all(one.sampling == FullBatch() for one in counted)
+            of_law = attendance._replace(sampling=FullBatch(), adjacency=adjacency) if seen else attendance
+            least_of = [release for release, _ in noisy_sums(source, noise, of_law).leaves()]
+            few = sum(one.count for one in counted) < sum(one.count for one in least_of)
+            most = [max((one.relative_noise for one in each), default=np.inf) for each in (counted, least_of)]
+            alike = not few and most[0] <= most[1] * (1 + 1e-6)
+            require_so(alike, "its event", "less than the noise of its source costs", "as in `noisy_sums`")
         multipliers += [release.noise_multiplier for release in counted]
     return max(multipliers, default=np.inf)
 

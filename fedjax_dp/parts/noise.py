@@ -11,6 +11,7 @@ from fedjax_dp import accounting, errors, prng
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.pytrees import value
 
+LARGEST = 100.0  # coefficient of noise, under which float32 keeps the white noise of a step
 NEGLIGIBLE = 1e-12  # entries of a strategy that are the rounding of an inverse
 
 
@@ -137,12 +138,13 @@ class StrategyNoise(NoiseSource):
     def coefficients(self, steps: int) -> Any:
         return accounting.inverse(np.asarray(self.strategy, np.float32), steps)  # as it is drawn
 
-    def init(self, size: int) -> jax.Array:
-        """The last outputs `(bands - 1, size)`, that of round t in row t mod (bands - 1)."""
-        return jnp.zeros((jnp.asarray(self.strategy).shape[0] - 1, size))
+    def init(self, size: int) -> Any:
+        """The last outputs `(bands - 1, size)`, that of round t in row t mod (bands - 1); () for one band."""
+        rows = jnp.asarray(self.strategy).shape[0] - 1
+        return jnp.zeros((rows, size)) if rows else ()
 
     def draw(self, key: jax.Array, step: StepContext, size: int, state: Any) -> tuple[jax.Array, Any]:
-        noise, rows = prng.normals(key, step.number, size), state.shape[0]
+        noise, rows = prng.normals(key, step.number, size), jnp.asarray(self.strategy).shape[0] - 1
         if not rows:
             return noise, state
         now = step.number.astype(jnp.int32)
@@ -196,8 +198,18 @@ class BufferedNoise(NoiseSource):
 
 
 def strategy_of(source: NoiseSource, steps: int) -> np.ndarray:
-    """The first column of C `(steps,)`, by which the noise of a source is C^-1 z; zeros where it is only rounding."""
-    column = accounting.inverse(np.asarray(source.coefficients(steps), float)[:steps], steps)
+    """The first column of C `(steps,)`, by which the noise of a source is C^-1 z; zeros where it is only rounding.
+
+    Raises: ConfigurationError for noise that grows over the steps.
+    """
+    coefficients = np.asarray(source.coefficients(steps), float)[:steps]
+    if not np.all(np.abs(coefficients) <= LARGEST):
+        wanted = f"at most {LARGEST:g} in size: float32 loses the white noise of a step under larger noise"
+        got = f"up to {np.abs(coefficients).max():.3g} in {steps} steps"
+        raise errors.refuse(
+            "coefficients of correlated noise", got, wanted, "take a strategy whose inverse stays small"
+        )
+    column = accounting.inverse(coefficients, steps)
     return np.where(np.abs(column) < NEGLIGIBLE, 0.0, column)
 
 

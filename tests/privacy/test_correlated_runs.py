@@ -3,19 +3,32 @@
 import dataclasses
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ragged_data
 from small_runs import Stopped
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, parts
-from fedjax_dp.accounting import Adjacency, Buffers, FullBatch, GaussianSteps, Poisson, Unit, epsilon_of, sensitivity
+from fedjax_dp import errors, parts, prng
+from fedjax_dp.accounting import (
+    Adjacency,
+    Buffers,
+    FullBatch,
+    GaussianSteps,
+    Poisson,
+    Unit,
+    epsilon_of,
+    inverse,
+    sensitivity,
+)
 from fedjax_dp.experiments import build, population, run_folder
 from fedjax_dp.experiments.config import RunSpec
+from fedjax_dp.parts.client_privacy import clip_tensors, noisy_sums, server_noise
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.pytrees import structure
 from fedjax_dp.rounds.simulation import begin
 
 DATA = ragged_data([8] * 12)
@@ -114,6 +127,86 @@ def test_zero_out_is_refused_where_other_neighbours_are_counted(algorithm, words
         fdp.guarantee(algorithm, DATA, rounds=ROUNDS, delta=DELTA, adjacency="neighbours")
 
 
+@fdp.value
+class OwnStrategy(parts.NoiseSource):
+    """Noise of three bands that a user keeps; `short` states fewer in few steps, and noise fades from a step on."""
+
+    short: bool = structure(default=False)
+    fades: int = structure(default=10**6)
+
+    fresh = False
+
+    def coefficients(self, steps):
+        return (1.0,) if self.short and steps <= 3 else inverse(BANDS, steps)
+
+    def init(self, size):
+        return jnp.zeros((2, size)), jnp.int32(0)
+
+    def draw(self, key, step, size, state):
+        (last, before), drawn = state
+        white = jnp.where(drawn < self.fades, 1.0, 1e-3) * prng.normals(key, step.number, size)
+        noise = white - BANDS[1] * last - BANDS[2] * before
+        return noise, (jnp.stack([noise, last]), drawn + 1)
+
+    def variance(self, step):
+        return 1.0
+
+
+@fdp.value
+class OwnUpload(parts.UpdatePrivatizer):
+    """Noise of a source by a user's own upload: `again` adds the same in all rounds, `once` counts a single sum."""
+
+    clip_norm: float = 0.5
+    noise_multiplier: float = 3.0
+    source: parts.NoiseSource = STRATEGY
+    again: bool = structure(default=False)
+    once: bool = structure(default=False)
+
+    unit, is_amplified, shared_noise, extra, noise_ratio = Unit.CLIENT, True, False, 0, None
+
+    def init(self, size):
+        return self.source.init(size)
+
+    def message(self, key, update, sizes, state, sent):
+        return clip_tensors(update, sent.room(self.clip_norm, update.size), (update.size,))[0], ()
+
+    def release(self, key, round_index, mean, extra, state, sensitivity, expected):
+        noise, state = server_noise(self.source, key, round_index, mean.size, state)
+        noise = 3 * jax.random.normal(key, mean.shape) if self.again else noise
+        return mean + self.noise_multiplier * self.clip_norm * sensitivity * noise, state
+
+    def event(self, noise, attendance):
+        if self.once:
+            return GaussianSteps(noise, attendance.sampling, attendance.adjacency, 1, Unit.CLIENT)
+        return noisy_sums(self.source, noise, attendance)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cohort", ["cyclic", CYCLIC_POISSON], ids=["seen", "hidden"])
+def test_own_correlated_noise_is_examined_round_by_round(cohort):
+    def epsilon(**changes):
+        algorithm = fdp.pytrees.replace(of_clients(STRATEGY, cohort), **changes)
+        terms = {"rounds": 18, "delta": DELTA, "model": fdp.logistic_regression((3,), 3)}
+        return fdp.guarantee(algorithm, DATA, **terms).epsilon
+
+    def with_source(**changes):
+        return fdp.pytrees.replace(of_clients(STRATEGY, cohort).upload, source=OwnStrategy(**changes))
+
+    own = epsilon(upload=with_source())
+    assert own == pytest.approx(epsilon(), rel=1e-6)
+    assert epsilon(upload=OwnUpload()) == pytest.approx(own, rel=1e-6)
+    wrong = {"short": with_source(short=True), "fades": with_source(fades=14)}
+    wrong |= {name: OwnUpload(**{name: True}) for name in ("again", "once")}
+    for name, upload in wrong.items():
+        with pytest.raises(errors.ConfigurationError, match="must be what it states of itself"):
+            print(name, epsilon(upload=upload))
+
+
+def test_noise_that_grows_over_the_rounds_is_refused():
+    with pytest.raises(errors.ConfigurationError, match="coefficients of correlated noise must be at most 100"):
+        events(of_clients(parts.StrategyNoise.of((1.0, 2.0), ROUNDS), "cyclic"))
+
+
 @pytest.mark.parametrize("source", [STRATEGY, BUFFERS], ids=["strategy", "buffers"])
 def test_what_a_source_keeps_is_state_of_the_server(source):
     state = begin(of_clients(source, "cyclic"), DATA, jax.random.key(0), model=fdp.logistic_regression((20,), 3))
@@ -181,7 +274,7 @@ def test_a_run_has_the_noise_and_the_cohort_that_it_asks_for_or_that_are_best(op
         ({"bands": 4}, "bands must be left out unless correlation is bands or inverse-root"),
         ({"correlation": "bands", "bands": 9}, "bands must be at most 5"),
         ({"correlation": "bands", "bands": 3, "cohort": "cyclic-poisson", "pass_rounds": 2}, "bands must be at most 2"),
-        ({"correlation": "blt", "buffers": 0}, "buffers must be an integer of at least 1"),
+        ({"correlation": "blt", "buffers": 0}, "buffers must be an integer from 1 to 5"),
         ({"cohort": "cyclic-poisson", "pass_rounds": 9}, "pass_rounds must be at most 20 clients / cohort_size 4"),
         ({"correlation": "blt", "cohort": "poisson"}, "correlation must be one for these cohorts"),
         ({"correlation": "sometimes"}, "correlation must be one of"),
