@@ -175,7 +175,8 @@ def test_only_what_the_file_system_refuses_is_told_as_such_with_the_remedy_that_
 def test_an_output_that_is_full_ends_in_3_with_one_line(command):
     with open("/dev/full", "w") as nowhere:
         words = [sys.executable, "-m", "fedjax_dp", command]
-        done = subprocess.run(words, stdout=nowhere, stderr=subprocess.PIPE, text=True)
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(words, stdout=nowhere, stderr=subprocess.PIPE, text=True, env=buffered)
     assert (done.returncode, done.stderr.count("\n")) == (3, 1)
     assert "the output could not be written: no space left on device" in done.stderr
 

@@ -13,8 +13,8 @@ MOST = {
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
     "lines of the core": 45_006,
-    "lines of tools": 19_079,
-    "lines of tests": 46_222,
+    "lines of tools": 19_082,
+    "lines of tests": 46_223,
 }
 
 

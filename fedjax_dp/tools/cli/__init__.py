@@ -90,7 +90,10 @@ def _done(command: str, rest: list[str]) -> int:
             refusal = errors.refuse("path", folders.printable(path), "one that can be used", why)
             print(f"fedjax-dp: {refusal}", file=sys.stderr)
             return 2
-        return _failed(error)
+        code = _failed(error)
+        if error.errno in folders.MACHINE and error.filename is None:  # the output itself, which Python flushes again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return code
     except Exception as error:  # whoever reads exit codes must not take a defect for a finding
         return _failed(error)
     except KeyboardInterrupt as error:
