@@ -1,6 +1,9 @@
 """Small runs on the digits, and what stops them."""
 
+import pytest
+
 import fedjax_dp as fdp
+from fedjax_dp.experiments import run_folder
 
 
 def dpnfl(**changed):
@@ -18,3 +21,18 @@ def stop_at(round_index, error=Stopped):
             raise error
 
     return stop
+
+
+def run_killed(algorithm, data, folder, **words):
+    """A run that ends after round 3, as by a kill."""
+    keep = run_folder.RunFolder.keep
+
+    def keep_and_end(self, state, params, history, checkpoint):
+        keep(self, state, params, history, checkpoint)
+        if int(state.round) == 3:
+            raise Stopped
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run_folder.RunFolder, "keep", keep_and_end)
+        with pytest.raises(Stopped):
+            fdp.run(algorithm, data, out=folder, **words)

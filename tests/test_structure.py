@@ -14,7 +14,7 @@ MOST = {
     "public class names that stand twice": 0,
     "lines of the core": 45_006,
     "lines of tools": 19_082,
-    "lines of tests": 46_223,
+    "lines of tests": 46_215,
 }
 
 

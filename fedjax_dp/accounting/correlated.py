@@ -11,7 +11,7 @@ of the run is
 for add-remove or zero-out neighbours with contributions of norm at most 1, if participation is public. Replace-one,
 with the new member in the same releases, doubles the sensitivity: `Adjacency.sensitivity` does that.
 
-Matrices are given by their first column `(rounds,)`, a power series; the inverse of a matrix is that of its series.
+A matrix is described by its first column `(rounds,)`, a power series; its inverse is that of the series.
 
 >>> white, root = np.eye(1, 100)[0], inverse(inverse_root_bands(8), 100)
 >>> round(sensitivity(root, participations=4, separation=25), 3)

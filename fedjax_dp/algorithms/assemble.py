@@ -174,7 +174,7 @@ def assemble(
     from fedjax_dp.pytrees import replace  # loads JAX
     from fedjax_dp.rounds.algorithm import Algorithm
 
-    options = with_usual(common)
+    options = fill_defaults(common)
     require(RUN_OPTIONS | own_numbers(options), options, common, "every algorithm")
     if not isinstance(corrections, tuple | list):
         raise errors.refuse(
@@ -234,7 +234,7 @@ def assemble(
     )
 
 
-def with_usual(options: Mapping[str, Any]) -> dict[str, Any]:
+def fill_defaults(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a run with the usual values of those that are left out."""
     return {name: one.default for name, one in RUN_OPTIONS.items() if one.default is not REQUIRED} | dict(options)
 

@@ -20,7 +20,7 @@ from fedjax_dp.accounting import (
     least_error,
     noise_candidates,
 )
-from fedjax_dp.algorithms.assemble import with_usual
+from fedjax_dp.algorithms.assemble import fill_defaults
 from fedjax_dp.algorithms.entry import PrepareContext
 from fedjax_dp.options import is_part
 from fedjax_dp.parts.choices import part_of
@@ -37,7 +37,7 @@ def choose_noise(
     """
     terms, population, rounds = known.terms, known.data.num_clients, known.rounds
     elsewhere = terms.deployment is not None or terms.stop_at_epsilon is not None
-    options = with_usual(options)
+    options = fill_defaults(options)
     cohort = options["cohort"].expected_size(population) if is_part(options["cohort"]) else options["cohort_size"]
     cohort = cohort or population
     budget = _budget(known, options, cohort / population)

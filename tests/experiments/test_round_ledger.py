@@ -9,30 +9,14 @@ import shutil
 import numpy as np
 import pytest
 from helpers import refusal
-from small_runs import Stopped, dpnfl, stop_at
+from small_runs import Stopped, dpnfl, run_killed, stop_at
 
 import fedjax_dp as fdp
 from fedjax_dp.data.client_names import ClientNames
-from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.tools import cli
 
 ROUNDS = 4
-
-
-def run_killed(data, folder, **words):
-    """A run that ends after round 3, as by a kill."""
-    keep = run_folder.RunFolder.keep
-
-    def keep_and_end(self, state, params, history, checkpoint):
-        keep(self, state, params, history, checkpoint)
-        if int(state.round) == 3:
-            raise Stopped
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(run_folder.RunFolder, "keep", keep_and_end)
-        with pytest.raises(Stopped):
-            fdp.run(dpnfl(), data, out=folder, **words)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +25,7 @@ def runs(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("runs")
     words = {"rounds": ROUNDS, "evaluate_every": 1, "checkpoint_every": 2, "delta": 1e-3}
     fdp.run(dpnfl(), data, out=folder / "whole", **words)
-    run_killed(data, folder / "stopped", **words)
+    run_killed(dpnfl(), data, folder / "stopped", **words)
     return folder
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ragged_data
-from small_runs import Stopped
+from small_runs import run_killed
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts, prng
@@ -22,7 +22,7 @@ from fedjax_dp.accounting import (
     inverse,
     sensitivity,
 )
-from fedjax_dp.experiments import build, population, run_folder
+from fedjax_dp.experiments import build, population
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.parts.client_privacy import clip_tensors, noisy_sums, server_noise
 from fedjax_dp.privacy.client_events import client_events
@@ -197,9 +197,9 @@ def test_own_correlated_noise_is_examined_round_by_round(cohort):
     assert epsilon(upload=OwnUpload()) == pytest.approx(own, rel=1e-6)
     wrong = {"short": with_source(short=True), "fades": with_source(fades=14)}
     wrong |= {name: OwnUpload(**{name: True}) for name in ("again", "once")}
-    for name, upload in wrong.items():
+    for upload in wrong.values():
         with pytest.raises(errors.ConfigurationError, match="must be what it states of itself"):
-            print(name, epsilon(upload=upload))
+            epsilon(upload=upload)
 
 
 def test_noise_that_grows_over_the_rounds_is_refused():
@@ -218,17 +218,7 @@ def test_what_a_source_keeps_is_state_of_the_server(source):
 def test_a_run_that_is_stopped_goes_on_with_the_noise_that_it_remembers(source, tmp_path):
     algorithm, words = of_clients(source, CYCLIC_POISSON), {"rounds": 6, "delta": DELTA, "checkpoint_every": 1}
     whole = fdp.run(algorithm, DATA, out=tmp_path / "whole", **words)
-    keep = run_folder.RunFolder.keep
-
-    def keep_and_end(self, state, params, history, checkpoint):
-        keep(self, state, params, history, checkpoint)
-        if int(state.round) == 3:
-            raise Stopped
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(run_folder.RunFolder, "keep", keep_and_end)
-        with pytest.raises(Stopped):
-            fdp.run(algorithm, DATA, out=tmp_path / "parts", **words)
+    run_killed(algorithm, DATA, tmp_path / "parts", **words)
     resumed = fdp.resume(tmp_path / "parts", algorithm, DATA)
     for one, other in zip(jax.tree.leaves(whole.params), jax.tree.leaves(resumed.params), strict=True):
         np.testing.assert_array_equal(one, other)
