@@ -29,7 +29,11 @@ import scipy
 
 from fedjax_dp import errors
 
-METRICS = ("mean", "largest", "last")
+METRICS: dict[str, Callable[[np.ndarray], float]] = {  # of the variances of iterates
+    "mean": np.mean,
+    "largest": np.max,
+    "last": lambda variances: variances[-1],
+}
 MOST_DENSE = 4096  # rounds of which matrices are stored
 CLOSE = 1e-3  # share of a gap between the parameters of a new buffer, so that it begins with no effect
 ROUNDING = 1e-12  # of series
@@ -182,14 +186,6 @@ LAWS: dict[str, Callable[[np.ndarray, int, int], np.ndarray]] = {
 }
 
 
-def iterate_variances(column: np.ndarray, workload: Workload = PREFIX_SUMS) -> np.ndarray:
-    """Variance of the noise in each iterate, per unit of z and for each coordinate `(rounds,)`."""
-    column = _require_series(column)
-    if workload.rates is None:
-        return np.cumsum(_effects(inverse(column, column.size), workload) ** 2)
-    return np.sum(_noise_matrix(column, workload) ** 2, axis=1)
-
-
 def iterate_error(column: np.ndarray, workload: Workload = PREFIX_SUMS, metric: str = "mean") -> float:
     """Standard deviation of the noise in the iterates per unit of z: root mean square, largest, or of the last.
 
@@ -197,14 +193,13 @@ def iterate_error(column: np.ndarray, workload: Workload = PREFIX_SUMS, metric: 
     Limits: white noise and prefix sums -> sqrt((rounds + 1) / 2).
     """
     errors.require_choice("metric", metric, METRICS)
-    variances = iterate_variances(column, workload)
-    return float(np.sqrt({"mean": variances.mean(), "largest": variances.max(), "last": variances[-1]}[metric]))
-
-
-def tail_error(column: np.ndarray, tail: int, workload: Workload = PREFIX_SUMS) -> float:
-    """Standard deviation of the noise in the mean of the last `tail` iterates, per unit of z."""
-    errors.require_integer("tail", tail, 1, len(column))
-    return float(np.linalg.norm(_noise_matrix(_require_series(column), workload)[-tail:].mean(0)))
+    column = _require_series(column)
+    noise = inverse(column, column.size)
+    if workload.rates is None:
+        variances = np.cumsum(_effects(noise, workload) ** 2)
+    else:
+        variances = np.sum((workload.matrix(noise.size) @ _matrix(noise)) ** 2, axis=1)
+    return float(np.sqrt(METRICS[metric](variances)))
 
 
 def optimal_bands(bands: int, rounds: int, workload: Workload = PREFIX_SUMS, metric: str = "mean") -> np.ndarray:
@@ -325,11 +320,6 @@ def _effects(noise: np.ndarray, workload: Workload) -> np.ndarray:
     return scipy.signal.lfilter([1.0], workload.poles, noise)
 
 
-def _noise_matrix(column: np.ndarray, workload: Workload) -> np.ndarray:
-    """Effect of the white noise of each round on each iterate `(iterates, rounds)`."""
-    return workload.matrix(column.size) @ _matrix(inverse(column, column.size))
-
-
 def _scales(decays: np.ndarray, others: np.ndarray) -> np.ndarray:
     """Scales of buffers with these decays, whose inverse has the decays `others`."""
     apart = decays[:, None] - decays + np.eye(decays.size)
@@ -337,7 +327,7 @@ def _scales(decays: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _matrix(column: np.ndarray) -> np.ndarray:
-    return _shifted(column, np.arange(column.size))
+    return scipy.linalg.toeplitz(column, np.zeros_like(column))
 
 
 def _shifted(column: np.ndarray, starts: np.ndarray) -> np.ndarray:
