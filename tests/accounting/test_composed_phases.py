@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from helpers import refusal
+from noisy_sums import ADD_REMOVE, REPLACE_ONE, fixed_size, poisson, unsampled
 from scipy import stats
 
 from fedjax_dp import accounting, errors
@@ -26,29 +27,16 @@ from fedjax_dp.accounting.composed_phases import (
     worst_of,
 )
 
-ADD, REPLACE = accounting.Adjacency.ADD_REMOVE, accounting.Adjacency.REPLACE_ONE
-RECORD = Unit.RECORD, REPLACE
-
-
-def poisson(noise, rate, steps):
-    return GaussianSteps(noise, accounting.Poisson(rate), ADD, steps)
-
-
-def drawn(noise, batch, records, steps):
-    return GaussianSteps(noise, accounting.WithoutReplacement(batch, records), REPLACE, steps)
-
-
-def whole(noise, steps, adjacency=ADD):
-    return GaussianSteps(noise, accounting.FullBatch(), adjacency, steps)
+RECORD = Unit.RECORD, REPLACE_ONE
 
 
 # Case by case `phases` of the specification's participation_vectors.json: the phases, delta; epsilon of both, and the
 # sum of that of each at delta / 2, of what is stated as it is (dp-accounting 0.6.0; own FFT).
 PHASES = [
     (poisson(1.0, 0.01, 1000), poisson(2.0, 0.05, 200), 1e-5, 2.4250699584215742, 3.551484388750917),
-    (whole(10.0, 20, REPLACE), drawn(4.0, 10, 100, 100), 1e-5, 4.804218650369514, 6.63883451765573),
-    (StatedPrivacy(1.0, 1e-6, ADD), poisson(1.5, 0.02, 500), 1e-5, 2.349948062933727, 2.4340163415338814),
-    (whole(8.0, 10), whole(6.0, 5), 1e-6, 2.469625336454799, 3.491443387756296),
+    (unsampled(10.0, 20, REPLACE_ONE), fixed_size(4.0, 10, 100, 100), 1e-5, 4.804218650369514, 6.63883451765573),
+    (StatedPrivacy(1.0, 1e-6, ADD_REMOVE), poisson(1.5, 0.02, 500), 1e-5, 2.349948062933727, 2.4340163415338814),
+    (unsampled(8.0, 10), unsampled(6.0, 5), 1e-6, 2.469625336454799, 3.491443387756296),
 ]
 
 
@@ -64,8 +52,8 @@ def test_two_phases_have_the_epsilon_of_the_specification_in_either_order(first,
 
 
 def test_a_second_phase_of_no_rounds_costs_what_the_first_did():
-    for first in (drawn(4.0, 10, 100, 20), StatedPrivacy(1.0, 1e-6, REPLACE)):
-        nothing = drawn(4.0, 10, 100, 0)
+    for first in (fixed_size(4.0, 10, 100, 20), StatedPrivacy(1.0, 1e-6, REPLACE_ONE)):
+        nothing = fixed_size(4.0, 10, 100, 0)
         (both,) = with_past(compose_past([[first]]), [nothing])
         assert epsilon_of(both, 1e-5) == pytest.approx(epsilon_of(first, 1e-5), rel=1e-12)
         assert with_past(compose_past([[nothing]]), [first]) == [first]
@@ -85,13 +73,13 @@ def composed_delta(epsilon, delta, count, at):
     ("epsilon", "delta", "count"), [(1.0, 0.0, 1), (0.3, 1e-7, 20), (2.5, 1e-8, 3), (0.01, 0, 500)]
 )
 def test_what_is_known_by_epsilon_and_delta_composes_as_randomised_response_does(epsilon, delta, count):
-    event = StatedPrivacy(epsilon, delta, REPLACE, count)
+    event = StatedPrivacy(epsilon, delta, REPLACE_ONE, count)
     for wanted in (1e-5, 1e-3):
         found = epsilon_of(event, wanted)
         assert composed_delta(epsilon, delta, count, found) <= wanted * (1 + 1e-6)
         assert composed_delta(epsilon, delta, count, found * (1 - 2e-3) - 1e-4) > wanted or found == 0
         assert found <= epsilon_of(event, wanted, "rdp")
-    assert math.isinf(epsilon_of(StatedPrivacy(epsilon, 1e-3, REPLACE), 1e-4))
+    assert math.isinf(epsilon_of(StatedPrivacy(epsilon, 1e-3, REPLACE_ONE), 1e-4))
 
 
 def test_divergences_of_two_losses_are_those_of_the_two_laws():
@@ -104,15 +92,15 @@ def test_divergences_of_two_losses_are_those_of_the_two_laws():
 def test_of_epsilon_and_delta_alone_no_closed_formula_is_known():
     for accountant in ("gaussian", "tcdp", "zcdp"):
         with pytest.raises(accounting.NotCoveredError, match="epsilon and delta alone are known"):
-            epsilon_of(StatedPrivacy(1.0, 1e-6, REPLACE), 1e-5, accountant)
-    assert epsilon_of(StatedPrivacy(1.0, 0.0, REPLACE), 1e-5, "zcdp") > 1.0
+            epsilon_of(StatedPrivacy(1.0, 1e-6, REPLACE_ONE), 1e-5, accountant)
+    assert epsilon_of(StatedPrivacy(1.0, 0.0, REPLACE_ONE), 1e-5, "zcdp") > 1.0
     for epsilon, delta in ((0.0, 0.1), (1.0, 1.0), (1.0, -0.1), (math.nan, 0.0)):
         with pytest.raises(errors.ConfigurationError):
-            StatedPrivacy(epsilon, delta, REPLACE)
+            StatedPrivacy(epsilon, delta, REPLACE_ONE)
 
 
 def test_noise_is_found_for_what_the_first_phase_leaves():
-    first, second = drawn(4.0, 10, 100, 20), drawn(1.0, 20, 100, 40)
+    first, second = fixed_size(4.0, 10, 100, 20), fixed_size(1.0, 20, 100, 40)
     spent_before = epsilon_of(first, 1e-5)
     for budget in (spent_before * 1.001, spent_before * 1.1, 4.0, 20.0):
         event = Composed((second, Past((first,))))
@@ -127,23 +115,23 @@ def test_noise_is_found_for_what_the_first_phase_leaves():
 
 
 KINDS = {
-    "counts": [whole(4.0, count, REPLACE) for count in (1, 5, 3)],
-    "sizes": [drawn(4.0, 5, records, 10) for records in (40, 20, 80)],
-    "sizes, counts and noise": [drawn(4.0, 5, 40, 3), drawn(3.0, 5, 60, 10), drawn(5.0, 5, 20, 6)],
-    "all records of some": [drawn(4.0, 5, 40, 3), whole(4.0, 3, REPLACE)],
+    "counts": [unsampled(4.0, count, REPLACE_ONE) for count in (1, 5, 3)],
+    "sizes": [fixed_size(4.0, 5, records, 10) for records in (40, 20, 80)],
+    "sizes, counts and noise": [fixed_size(4.0, 5, 40, 3), fixed_size(3.0, 5, 60, 10), fixed_size(5.0, 5, 20, 6)],
+    "all records of some": [fixed_size(4.0, 5, 40, 3), unsampled(4.0, 3, REPLACE_ONE)],
     "shuffled": [
-        GaussianSteps(4.0, accounting.Shuffled(4, 8), REPLACE, 4),
-        GaussianSteps(4.0, accounting.Shuffled(4, 16), REPLACE, 12),
+        GaussianSteps(4.0, accounting.Shuffled(4, 8), REPLACE_ONE, 4),
+        GaussianSteps(4.0, accounting.Shuffled(4, 16), REPLACE_ONE, 12),
     ],
     "any of some steps": [
-        GaussianSteps(2.0, accounting.AnyStep(accounting.WithoutReplacement(2, records), 3), REPLACE, 2)
+        GaussianSteps(2.0, accounting.AnyStep(accounting.WithoutReplacement(2, records), 3), REPLACE_ONE, 2)
         for records in (9, 12)
     ],
-    "two parts": [Composed((whole(4.0, 1, REPLACE), drawn(4.0, 5, n, 9))) for n in (20, 30)],
-    "a part more": [drawn(4.0, 5, 20, 9), Composed((drawn(4.0, 5, 30, 9), whole(4.0, 1, REPLACE)))],
-    "with replacement": [GaussianSteps(4.0, accounting.WithReplacement(3, n), REPLACE, 4) for n in (9, 12)],
-    "by chance": [accounting.RandomParticipation(drawn(4.0, 5, 40, 2), rate, 10) for rate in (0.1, 0.5)],
-    "different noises": [drawn(4.0, 5, 40, 2), accounting.BoundedRange(0.5, REPLACE, 1)],
+    "two parts": [Composed((unsampled(4.0, 1, REPLACE_ONE), fixed_size(4.0, 5, n, 9))) for n in (20, 30)],
+    "a part more": [fixed_size(4.0, 5, 20, 9), Composed((fixed_size(4.0, 5, 30, 9), unsampled(4.0, 1, REPLACE_ONE)))],
+    "with replacement": [GaussianSteps(4.0, accounting.WithReplacement(3, n), REPLACE_ONE, 4) for n in (9, 12)],
+    "by chance": [accounting.RandomParticipation(fixed_size(4.0, 5, 40, 2), rate, 10) for rate in (0.1, 0.5)],
+    "different noises": [fixed_size(4.0, 5, 40, 2), accounting.BoundedRange(0.5, REPLACE_ONE, 1)],
 }
 
 
@@ -151,7 +139,7 @@ KINDS = {
 def test_the_worst_member_costs_no_less_than_any_whatever_follows(kind):
     events, accountant = KINDS[kind], "rdp" if kind == "different noises" else "pld"
     worst = worst_of([*events, Composed(())])
-    for later in (whole(5.0, 2, REPLACE), drawn(2.0, 5, 100, 30)):
+    for later in (unsampled(5.0, 2, REPLACE_ONE), fixed_size(2.0, 5, 100, 30)):
         each = [epsilon_of(Composed((later, Past((one,)))), 1e-4, accountant) for one in events]
         assert epsilon_of(Composed((later, Past((worst,)))), 1e-4, accountant) == pytest.approx(max(each), rel=5e-4)
     if kind in ("counts", "sizes", "all records of some", "shuffled", "any of some steps", "two parts"):
@@ -161,9 +149,11 @@ def test_the_worst_member_costs_no_less_than_any_whatever_follows(kind):
 def test_of_very_many_kinds_of_clients_the_worst_is_still_near():
     """Each with noise of its own, found for the same budget: none is known to be worse than another."""
     rng = np.random.default_rng(0)
-    units = [drawn(1.0, 10, int(n), 2 * int(t)) for n, t in zip(rng.integers(60, 200, 15), rng.integers(4, 16, 15))]
+    units = [
+        fixed_size(1.0, 10, int(n), 2 * int(t)) for n, t in zip(rng.integers(60, 200, 15), rng.integers(4, 16, 15))
+    ]
     events = [unit.scaled(accounting.noise_factor_for(unit, 2.0, 1e-4)) for unit in units]
-    worst, later = worst_of(events), drawn(2.0, 10, 100, 20)
+    worst, later = worst_of(events), fixed_size(2.0, 10, 100, 20)
     assert len(worst.parts) > 10
     for accountant in ("pld", "rdp"):
         each = [epsilon_of(Composed((later, one)), 1e-4, accountant) for one in events]
@@ -175,7 +165,7 @@ def test_of_very_many_kinds_of_clients_the_worst_is_still_near():
 
 
 def test_what_dominates_both_of_two_distributions_has_the_larger_delta_everywhere():
-    low, high = whole(1.5, 1), poisson(0.7, 0.1, 4)
+    low, high = unsampled(1.5, 1), poisson(0.7, 0.1, 4)
     price = pld.price(Composed((low, high)))
     one, other = (total(event, price) for event in (low, high))
     worst = one.worst(other)
@@ -191,7 +181,7 @@ def test_what_dominates_both_of_two_distributions_has_the_larger_delta_everywher
 
 
 def test_of_what_nobody_knows_exactly_the_worst_counts_under_every_accountant():
-    loud, quiet = whole(4.0, 2, REPLACE), whole(5.0, 1, REPLACE)
+    loud, quiet = unsampled(4.0, 2, REPLACE_ONE), unsampled(5.0, 1, REPLACE_ONE)
     for accountant in ("pld", "rdp", "gaussian", "zcdp"):
         worst = epsilon_of(loud, 1e-4, accountant)
         assert epsilon_of(AnyOf((quiet, loud)), 1e-4, accountant) == pytest.approx(worst, rel=1e-9)
@@ -214,8 +204,8 @@ def phase(events=None, *, records="aa", names=None, **changes):
     )
 
 
-A, B, C = drawn(4.0, 5, 40, 10), drawn(4.0, 5, 50, 10), drawn(4.0, 5, 60, 10)
-D = drawn(2.0, 5, 40, 10)
+A, B, C = fixed_size(4.0, 5, 40, 10), fixed_size(4.0, 5, 50, 10), fixed_size(4.0, 5, 60, 10)
+D = fixed_size(2.0, 5, 40, 10)
 
 
 def test_events_of_clients_are_what_was_written():
@@ -261,15 +251,15 @@ def test_clients_of_equal_records_or_of_equal_names_are_the_same_and_pay_for_the
 def test_where_epsilon_and_delta_alone_are_known_every_client_has_them():
     own = phase([A, B, A])
     own["spent"]["events"][0] = {"kind": "own", "name": "Mine"}
-    known = StatedPrivacy(1.0, 1e-5, REPLACE)
+    known = StatedPrivacy(1.0, 1e-5, REPLACE_ONE)
     for first, by_client in itertools.product((phase(), own), (True, False)):
         assert events_for(first, by_client, RECORD, 3) == [known] * 3
     file = {"kind": "file", "name": "w.npz", "stated": [0.5, 1e-6]}
     assert is_private(file)
     assert not is_private(file | {"stated": None})
     assert same_clients(file, own) is None
-    (event,) = events_for(file, False, (Unit.USER, ADD), 1)
-    assert event == StatedPrivacy(0.5, 1e-6, ADD, unit=Unit.USER)
+    (event,) = events_for(file, False, (Unit.USER, ADD_REMOVE), 1)
+    assert event == StatedPrivacy(0.5, 1e-6, ADD_REMOVE, unit=Unit.USER)
 
 
 def test_phases_that_a_run_goes_on_from_are_so_many_lines_back():
@@ -305,7 +295,7 @@ def test_names_are_known_again_as_a_whole_and_cannot_be_read():
 
 def test_an_attack_on_both_phases_allows_the_epsilon_of_both_and_refutes_that_of_the_second_alone():
     """Whoever sees both models adds up what they say of a record: the second phase's own promise does not hold."""
-    first, second, trials = whole(2.0, 1, REPLACE), whole(2.0, 1, REPLACE), 20_000
+    first, second, trials = unsampled(2.0, 1, REPLACE_ONE), unsampled(2.0, 1, REPLACE_ONE), 20_000
     rng = np.random.default_rng(0)
     absent, present = (rng.normal(shift, 1.0, (trials, 2)).sum(1) for shift in (0.0, 2 / 2.0))
     wrong = [int((absent > 1.0).sum()), trials, int((present <= 1.0).sum()), trials]

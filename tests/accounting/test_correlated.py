@@ -157,7 +157,9 @@ def test_no_contributions_move_more_than_the_sensitivity(law):
             largest = max(largest, np.linalg.norm(whole[:, where].sum(1)))
             vectors = rng.normal(size=(4, len(where), 3))
             vectors /= np.linalg.norm(vectors, axis=2, keepdims=True)
-            assert np.linalg.norm(whole[:, where] @ vectors, axis=(1, 2)).max() <= stated * (1 + 1e-9)
+            moved = np.linalg.norm(whole[:, where] @ vectors, axis=(1, 2)).max()
+            assert moved <= accounting.pattern_sensitivity(column, where) * (1 + 1e-9)
+            assert moved <= stated * (1 + 1e-9)
         assert largest <= stated * (1 + 1e-9)
         if trial % 2 and law != "once a pass":
             assert largest == pytest.approx(stated, rel=1e-9)

@@ -10,6 +10,7 @@ import math
 import numpy as np
 import pytest
 from helpers import refusal
+from noisy_sums import fixed_size, poisson, unsampled
 from scipy import stats
 from scipy.optimize import linprog
 from scipy.special import ndtr, ndtri
@@ -22,20 +23,6 @@ REPETITIONS, STATED = 1000, 0.05
 ALLOWED = 84  # 50 + 4.89 * sqrt(1000 * 0.05 * 0.95)
 DELTA = 1e-5
 RATES = np.array([1e-9, 1e-6, 1e-4, 0.01, 0.1, 0.3, 0.5, 0.8, 0.99])
-
-
-def gaussian(noise, count=1):
-    return accounting.GaussianSteps(noise, accounting.FullBatch(), accounting.Adjacency.ADD_REMOVE, count)
-
-
-def poisson(noise, rate, count=1):
-    return accounting.GaussianSteps(noise, accounting.Poisson(rate), accounting.Adjacency.ADD_REMOVE, count)
-
-
-def fixed_size(noise, batch, records, count):
-    return accounting.GaussianSteps(
-        noise, accounting.WithoutReplacement(batch, records), accounting.Adjacency.REPLACE_ONE, count
-    )
 
 
 def exact_rates(false_positive, false_negative):
@@ -85,7 +72,7 @@ def test_a_gaussian_mechanism_exceeds_its_bounds_no_more_often_than_stated(epsil
     """The wrong program: observed rates in place of their bounds."""
     rng = np.random.default_rng(1)
     mu, trials = 1 / accounting.gaussian_noise(epsilon, DELTA), 1000
-    event = gaussian(1 / mu)
+    event = unsampled(1 / mu)
     over = naive = 0
     for fp, fn in zip(
         rng.binomial(trials, ndtr(-mu / 2), REPETITIONS), rng.binomial(trials, ndtr(-mu / 2), REPETITIONS)
@@ -167,10 +154,10 @@ def test_either_test_is_calibrated_on_a_true_curve_whatever_the_threshold(mu):
 @pytest.mark.parametrize(
     ("event", "accountant"),
     [
-        (gaussian(2.0, 3), "pld"),
+        (unsampled(2.0, 3), "pld"),
         (poisson(0.8, 0.3, 5), "pld"),
         (fixed_size(2.0, 10, 100, 50), "pld"),
-        (gaussian(1.0), "rdp"),
+        (unsampled(1.0), "rdp"),
     ],
 )
 def test_a_joint_test_is_the_one_of_total_variation(event, accountant):
@@ -200,7 +187,7 @@ def test_conclusions_of_a_joint_test_do_not_look_at_the_bounds_by_halves():
     assert (bounds.false_positive, bounds.false_negative) == by_halves.corner
     assert bounds.corner == (bounds.mean, bounds.mean)
     other = dataclasses.replace(bounds, false_positive=0.0, false_negative=0.0)
-    for event in (gaussian(1.0), poisson(1.0, 0.3, 5)):
+    for event in (unsampled(1.0), poisson(1.0, 0.3, 5)):
         for conclude in (
             mu_of,
             lambda b: epsilon_of_any(b, DELTA),
@@ -224,7 +211,7 @@ def test_a_plan_counts_scores_above_its_threshold():
 
 @pytest.mark.parametrize(("noise", "count"), [(1.0, 1), (10.0, 1), (0.2, 1), (30.0, 1000), (1.0, 30)])
 def test_lines_under_a_loss_distribution_touch_the_gaussian_curve(noise, count):
-    event, mu = gaussian(noise, count), math.sqrt(count) / noise
+    event, mu = unsampled(noise, count), math.sqrt(count) / noise
     assert trade_off(event).mu == trade_off(event, "gaussian").mu == pytest.approx(mu, rel=1e-12)
     losses = accounting.Accountant("losses", "for this test", price, 2e-4)
     curve, exact = trade_off(event, losses), accounting.gaussian_trade_off(mu, RATES)
@@ -255,15 +242,15 @@ def test_the_curve_of_one_sampled_step_is_below_both_exact_ones_and_touches_the_
 
 
 EVENTS = [
-    (gaussian(2.0, 3), "pld"),
-    (gaussian(2.0, 3), "rdp"),
-    (gaussian(2.0, 3), "zcdp"),
-    (gaussian(2.0, 3), "tcdp"),
+    (unsampled(2.0, 3), "pld"),
+    (unsampled(2.0, 3), "rdp"),
+    (unsampled(2.0, 3), "zcdp"),
+    (unsampled(2.0, 3), "tcdp"),
     (poisson(1.0, 0.01, 1000), "pld"),
     (poisson(1.0, 0.01, 1000), "rdp"),
     (fixed_size(2.0, 10, 600, 600), "pld"),
-    (accounting.RandomParticipation(gaussian(2.0, 3), 0.2, 10), "pld"),
-    (accounting.Composed((poisson(1.0, 0.1, 5), gaussian(5.0))), "pld"),
+    (accounting.RandomParticipation(unsampled(2.0, 3), 0.2, 10), "pld"),
+    (accounting.Composed((poisson(1.0, 0.1, 5), unsampled(5.0))), "pld"),
     (accounting.SkellamSums(1000.0, 10, 50, accounting.Adjacency.ADD_REMOVE, 3), "rdp"),
 ]
 
@@ -288,8 +275,8 @@ def test_a_curve_is_one_and_agrees_with_the_accountants_epsilons(event, accounta
 
 def test_curves_at_the_ends():
     rates = np.linspace(0, 1, 11)
-    assert trade_off(gaussian(1.0, 0))(rates) == pytest.approx(1 - rates, abs=1e-15)
-    assert (trade_off(gaussian(0.0))(rates) == 0).all()
+    assert trade_off(unsampled(1.0, 0))(rates) == pytest.approx(1 - rates, abs=1e-15)
+    assert (trade_off(unsampled(0.0))(rates) == 0).all()
     assert trade_off(poisson(1.0, 0.1))(0.5).shape == ()
     with pytest.raises(accounting.NotCoveredError, match="use accountant rdp"):
         trade_off(accounting.SkellamSums(1000.0, 10, 50, accounting.Adjacency.ADD_REMOVE, 3))
@@ -314,10 +301,10 @@ def test_rates_on_the_curve_leave_the_stated_noise_and_less_than_that_contradict
 @pytest.mark.parametrize(
     "event",
     [
-        gaussian(0.7, 2),
+        unsampled(0.7, 2),
         poisson(0.8, 0.3),
         poisson(1.0, 0.01, 1000),
-        accounting.RandomParticipation(gaussian(2.0), 0.2, 10),
+        accounting.RandomParticipation(unsampled(2.0), 0.2, 10),
     ],
 )
 def test_a_flawless_audit_recovers_the_exact_epsilon_of_what_two_neighbours_attain(event):
@@ -336,7 +323,7 @@ def test_epsilon_at_least_stays_below_what_fixed_size_batches_attain():
 
 def test_rates_of_coin_flips_leave_any_noise():
     for bounds in (exact_rates(0.5, 0.5), exact_rates(0.2, 0.9), error_bounds(5, 5, 0, 5)):
-        for event in (gaussian(1.0), poisson(1.0, 0.1, 3)):
+        for event in (unsampled(1.0), poisson(1.0, 0.1, 3)):
             assert noise_at_most(bounds, event) == math.inf
             assert accounting.epsilon_at_least(bounds, event, DELTA) == 0.0
 
@@ -353,7 +340,7 @@ def test_rates_that_no_noise_explains_stop_the_search():
     assert noise_at_most(exact_rates(0.01, 0.01), event) == pytest.approx(0.05, rel=1e-9)
 
 
-@pytest.mark.parametrize(("event", "accountant"), [row for row in EVENTS if row[0] != gaussian(2.0, 3)])
+@pytest.mark.parametrize(("event", "accountant"), [row for row in EVENTS if row[0] != unsampled(2.0, 3)])
 @pytest.mark.parametrize("significance", [0.05, 1e-6])
 def test_trials_needed_is_the_first_number_with_which_a_flawless_attack_contradicts(event, accountant, significance):
     curve = trade_off(event, accountant)
@@ -369,7 +356,7 @@ def test_trials_needed_is_the_first_number_with_which_a_flawless_attack_contradi
 
 def efficiency(epsilon, pilot, trials, repetitions, rng, tests=(False, True)):
     mu = 1 / accounting.gaussian_noise(epsilon, DELTA)
-    event = gaussian(1 / mu)
+    event = unsampled(1 / mu)
     found = []
     for _ in range(repetitions):
         scores = rng.normal(size=pilot), rng.normal(size=pilot) + mu
@@ -444,7 +431,7 @@ def test_thresholds_of_awkward_scores():
         assert (positives > threshold).all()
     assert choose_test(np.full(3, 2.0), np.full(5, 2.0), 1000).threshold == 2.0
     assert choose_test([0.0], [1.0], 1000).threshold == 0.5
-    everything = trade_off(gaussian(0.0))  # a curve that nothing undercuts
+    everything = trade_off(unsampled(0.0))  # a curve that nothing undercuts
     assert choose_test([0.0, 1.0], [2.0, 3.0], 100, STATED, everything).threshold == 1.5
 
 
@@ -562,7 +549,7 @@ def test_one_run_at_the_ends():
     )
     assert accounting.one_run_mu(10, 10, 10) > 0
     assert accounting.choose_guesses(2, 1.0) == 2
-    assert not accounting.one_run_contradicts(1000, 1000, 1000, trade_off(gaussian(0.0)))
+    assert not accounting.one_run_contradicts(1000, 1000, 1000, trade_off(unsampled(0.0)))
 
 
 @pytest.mark.parametrize(
@@ -574,9 +561,12 @@ def test_one_run_at_the_ends():
         (lambda: error_bounds(0, 10, 0, 10, 1.0), "significance must be strictly between 0 and 1"),
         (lambda: epsilon_of_any(error_bounds(0, 10, 0, 10), 0.0), "delta must be strictly between 0 and 1"),
         (lambda: accounting.TradeOff(mu=1.0)([0.1, np.nan]), "false positive rates must be in [0, 1]"),
-        (lambda: noise_at_most(exact_rates(0.1, 0.1), gaussian(0.0)), "all of them noisy, got a release without noise"),
-        (lambda: noise_at_most(exact_rates(0.1, 0.1), gaussian(1.0, 0)), "at least one release"),
-        (lambda: accounting.trials_needed(trade_off(gaussian(0.01, 1000))), "break in a trillion trials, got one"),
+        (
+            lambda: noise_at_most(exact_rates(0.1, 0.1), unsampled(0.0)),
+            "all of them noisy, got a release without noise",
+        ),
+        (lambda: noise_at_most(exact_rates(0.1, 0.1), unsampled(1.0, 0)), "at least one release"),
+        (lambda: accounting.trials_needed(trade_off(unsampled(0.01, 1000))), "break in a trillion trials, got one"),
         (lambda: error_bounds(0, 10, 0, 11, joint=True), "as many of either world, got 10 negatives and 11 positives"),
         (lambda: choose_test([], [1.0], 10).threshold, "pilot scores of the negative world must be at least one"),
         (lambda: choose_test([1.0], [np.nan], 10), "pilot scores of the positive world"),

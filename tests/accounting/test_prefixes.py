@@ -4,14 +4,11 @@ import math
 
 import numpy as np
 import pytest
+from noisy_sums import REPLACE_ONE, poisson, unsampled
 
 from fedjax_dp import accounting
-from fedjax_dp.accounting import Adjacency, GaussianOdometer, GaussianSteps, epsilon_of, gaussian_epsilon, last_round
+from fedjax_dp.accounting import GaussianOdometer, epsilon_of, gaussian_epsilon, last_round
 from fedjax_dp.errors import ConfigurationError
-
-
-def poisson(z, rate, count):
-    return GaussianSteps(z, accounting.Poisson(rate), Adjacency.ADD_REMOVE, count)
 
 
 def first_rounds(phases, rate):
@@ -119,8 +116,6 @@ def test_whoever_stops_at_the_worst_time_is_within_the_odometer_and_not_within_w
 
 
 def test_no_odometer_where_sums_are_sampled():
-    assert accounting.squared_mu(GaussianSteps(4.0, accounting.FullBatch(), Adjacency.REPLACE_ONE, 8)) == pytest.approx(
-        2.0
-    )
+    assert accounting.squared_mu(unsampled(4.0, 8, REPLACE_ONE)) == pytest.approx(2.0)
     with pytest.raises(accounting.NotCoveredError, match="unsampled"):
         accounting.squared_mu(poisson(1.0, 0.1, 1))
