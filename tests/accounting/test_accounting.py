@@ -230,15 +230,6 @@ def test_replace_one_takes_the_sensitivity_2c_where_dp_accountings_rdp_takes_c()
     assert wrong.get_epsilon(1e-5) < epsilon_of(event, 1e-5, "gaussian") < epsilon_of(event, 1e-5, "rdp")
 
 
-def test_one_noise_under_three_readings():
-    """Section 4 of the accounting notes: 0.62, 1.21, and between 1.83 and 2.20 for the same z, rate and steps."""
-    assert epsilon_of(poisson(2.0, 0.01, 1000), 1e-5) == pytest.approx(0.62, abs=0.005)
-    assert epsilon_of(poisson(2.0, 0.01, 1000, REPLACE_ONE), 1e-5) == pytest.approx(1.21, abs=0.005)
-    event = fixed_size(2.0, 100, 10_000, 1000)
-    assert epsilon_of(event, 1e-5, accounting.ATTAINED) == pytest.approx(1.83, abs=0.005)
-    assert epsilon_of(event, 1e-5) == pytest.approx(2.20, abs=0.005)
-
-
 def test_tcdp_calibration_equals_worked_example():
     golden = json.loads((GOLDEN / "worked_examples.json").read_text())
     e = golden["expected"]["tcdp_sigma"]
@@ -374,16 +365,20 @@ def test_discretised_losses_are_a_pessimistic_probability_law(name):
             assert law.masses @ np.exp(-law.losses) <= 1 + 1e-9
 
 
+def delta_with_replacement(step, epsilon):
+    """Balle et al. 2018, Theorem 10, by its own sum, for one step."""
+    law = stats.binom(step.sampling.draws, 1 / step.sampling.records)
+    inner = math.log1p(math.expm1(epsilon) / step.sampling.rate)
+    chances = [(law.pmf(m), step.relative_noise / m) for m in range(1, step.sampling.draws + 1)]
+    return sum(chance * accounting.gaussian_delta(inner, noise) for chance, noise in chances if chance > 1e-25)
+
+
 def test_with_replacement_averages_group_privacy_over_the_multiplicity():
-    """Balle et al. 2018, Theorem 10, by its own sum, for one step; and it costs more than without replacement."""
+    """And it costs more than without replacement."""
     draws, records, noise = 20, 60, 1.1
     step = GaussianSteps(2 * noise, accounting.WithReplacement(draws, records), REPLACE_ONE, 1)
-    rate = step.sampling.rate
     for epsilon in (0.2, 1.0, 2.5):
-        inner = math.log1p(math.expm1(epsilon) / rate)
-        law = stats.binom(draws, 1 / records)
-        exact = sum(law.pmf(m) * accounting.gaussian_delta(inner, noise / m) for m in range(1, draws + 1))
-        assert accounting.cost_of(step).delta(epsilon) == pytest.approx(exact, rel=1e-3)
+        assert accounting.cost_of(step).delta(epsilon) == pytest.approx(delta_with_replacement(step, epsilon), rel=1e-3)
     without = fixed_size(2 * noise, draws, records, 30)
     replaced = dataclasses.replace(step, count=30)
     for accountant in ("pld", "rdp"):
@@ -410,8 +405,10 @@ def test_mixture_over_participation_lies_between_mean_and_worst_and_under_the_qu
 # --- views -----------------------------------------------------------------------------------------------------------
 
 
-def test_noise_adds_up_over_the_honest_cohort_for_one_local_step_only():
-    own = unsampled(2.0, 10, REPLACE_ONE)
+@pytest.mark.parametrize(
+    "own", [unsampled(2.0, 10, REPLACE_ONE), accounting.SkellamSums(100.0, 5.0, 25.0, REPLACE_ONE, 7)]
+)
+def test_noise_adds_up_over_the_honest_cohort_for_one_local_step_only(own):
     for view, alone in (
         (accounting.View.SECURE_SUM, 10),
         (accounting.View.BROADCAST, 9),
@@ -420,6 +417,7 @@ def test_noise_adds_up_over_the_honest_cohort_for_one_local_step_only():
         assert seen(own, view, cohort_size=10, colluders=3).noise_multiplier == pytest.approx(2.0 * math.sqrt(7))
         # another client of the cohort subtracts the noise it added itself
         assert seen(own, view, cohort_size=10).noise_multiplier == pytest.approx(2.0 * math.sqrt(alone))
+        assert type(seen(own, view, cohort_size=10)) is type(own)
         assert seen(own, view, cohort_size=1) == own
         assert seen(own, view, cohort_size=10, local_steps=5) == own
     assert seen(own, accounting.View.UPLOADS, cohort_size=10, colluders=3) == own
@@ -525,21 +523,14 @@ def test_parts_that_release_nothing_cost_nothing():
 
 @pytest.mark.parametrize(("draws", "records"), [(1000, 2), (1000, 1), (50, 60), (3, 10_000), (10_000, 2)])
 def test_with_replacement_is_quick_and_sound_however_often_a_record_is_drawn(draws, records):
-    """One release against Theorem 10's own sum; multiplicities that are put together may cost up to 5% more."""
-    noise = 3.0 * max(draws / records, 1.0)
-    step = GaussianSteps(2 * noise, accounting.WithReplacement(draws, records), REPLACE_ONE, 1)
-    law, rate = stats.binom(draws, 1 / records), step.sampling.rate
+    """Multiplicities that are put together may cost up to 5% more."""
+    step = GaussianSteps(6.0 * max(draws / records, 1.0), accounting.WithReplacement(draws, records), REPLACE_ONE, 1)
     began = time.process_time()
     epsilon, divergence = epsilon_of(step, 1e-5), epsilon_of(step, 1e-5, "rdp")
     assert time.process_time() - began < 2
-    inner = math.log1p(math.expm1(epsilon) / rate) if epsilon else 0.0
-    chances = [(law.pmf(m), m) for m in range(1, draws + 1)]
-    exact = sum(chance * accounting.gaussian_delta(inner, noise / m) for chance, m in chances if chance > 1e-25)
-    assert exact <= 1e-5 * (1 + 1e-9)
+    assert delta_with_replacement(step, epsilon) <= 1e-5 * (1 + 1e-9)
     assert epsilon <= divergence or divergence < 1e-9
-    looser = math.log1p(math.expm1(epsilon * 0.94) / rate) if epsilon else 0.0
-    if epsilon:
-        assert sum(c * accounting.gaussian_delta(looser, noise / m) for c, m in chances if c > 1e-25) > 1e-5
+    assert not epsilon or delta_with_replacement(step, 0.94 * epsilon) > 1e-5
 
 
 def test_tiny_deltas_of_long_runs_take_the_better_of_two_upper_bounds():

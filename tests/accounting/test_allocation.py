@@ -6,15 +6,10 @@ import math
 import numpy as np
 import pytest
 import scipy
+from noisy_sums import ADD_REMOVE, REPLACE_ONE, ZERO_OUT
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import NotCoveredError, Poisson, RandomAllocation, accountants, composed_phases, epsilon_of
-
-ADD_REMOVE, REPLACE_ONE, ZERO_OUT = (
-    accounting.Adjacency.ADD_REMOVE,
-    accounting.Adjacency.REPLACE_ONE,
-    accounting.Adjacency.ZERO_OUT,
-)
 
 
 def steps(noise, sampling, count, adjacency=ADD_REMOVE):
@@ -155,9 +150,8 @@ def test_a_slot_that_is_kept_cannot_be_split_into_events():
         with pytest.raises(NotCoveredError, match="drawn in each pass"):
             event()
     assert kept.repeated(2) == steps(2.0, accounting.BallsInBins(10), 40)
-    assert epsilon_of(accounting.Composed((accounting.Past((kept,)), kept)), 1e-5) > epsilon_of(
-        kept, 1e-5
-    )  # a run of its own before
+    before = accounting.Past((kept,))  # a run of its own
+    assert epsilon_of(accounting.Composed((before, kept)), 1e-5) > epsilon_of(kept, 1e-5)
 
 
 def test_partial_passes_are_counted_whole_and_copies_begin_anew():

@@ -291,14 +291,3 @@ def test_names_are_known_again_as_a_whole_and_cannot_be_read():
     assert kept == digest_of_names(["anna", "bert"]) != digest_of_names(["bert", "anna"])
     assert len({digest_of_names(names) for names in (["ab", "c"], ["a", "bc"], ["abc"])}) == 3
     assert digest_of_names(None) is digest_of_names(["x", "x"]) is None
-
-
-def test_an_attack_on_both_phases_allows_the_epsilon_of_both_and_refutes_that_of_the_second_alone():
-    """Whoever sees both models adds up what they say of a record: the second phase's own promise does not hold."""
-    first, second, trials = unsampled(2.0, 1, REPLACE_ONE), unsampled(2.0, 1, REPLACE_ONE), 20_000
-    rng = np.random.default_rng(0)
-    absent, present = (rng.normal(shift, 1.0, (trials, 2)).sum(1) for shift in (0.0, 2 / 2.0))
-    wrong = [int((absent > 1.0).sum()), trials, int((present <= 1.0).sum()), trials]
-    bounds = accounting.error_bounds(*wrong, significance=1e-6)
-    assert not accounting.contradicts(bounds, trade_off(Composed((second, Past((first,))))))
-    assert accounting.contradicts(bounds, trade_off(second))

@@ -180,18 +180,6 @@ def test_limits():
     assert sums(4.0).scaled(3.0).variance == 36
 
 
-def test_the_noise_of_honest_clients_adds_up():
-    own = SkellamSums(10.0, 5.0, 25.0, REPLACE_ONE, 7)
-    assert accounting.steps_in_view(own, accounting.View.UPLOADS, cohort_size=20) == own
-    summed = accounting.steps_in_view(own, accounting.View.SECURE_SUM, cohort_size=20, colluders=4)
-    assert isinstance(summed, SkellamSums)
-    assert summed.variance == pytest.approx(160.0, rel=1e-12)
-    assert accounting.steps_in_view(own, "broadcast", cohort_size=20).variance == pytest.approx(190.0, rel=1e-12)
-    assert accounting.steps_in_view(own, "secure_sum", cohort_size=20, local_steps=5) == own
-    with pytest.raises(accounting.NotCoveredError, match="take it with them"):
-        accounting.steps_in_view(dataclasses.replace(own, adjacency=ADD_REMOVE), "secure_sum", cohort_size=20)
-
-
 @pytest.mark.parametrize(
     ("change", "told"),
     [
