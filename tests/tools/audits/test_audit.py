@@ -1,7 +1,5 @@
 """The audit proves what is true, nothing that is not, and notices what is wrong."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,15 +23,11 @@ from fedjax_dp.accounting import (
     Adjacency,
     FullBatch,
     GaussianSteps,
-    Poisson,
-    Unit,
-    View,
     epsilon_of,
     mu_of,
     noise_multiplier_for,
     trade_off,
 )
-from fedjax_dp.gradients import norms
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.pytrees import ravel, replace, value
@@ -147,16 +141,6 @@ def test_trials_prove_most_of_epsilon_four(trials, share):
     assert share * found.epsilon <= found.lower <= found.epsilon
 
 
-@pytest.mark.exhaustive  # CI: single messages, test_messages_are_observed_before_they_are_summed
-def test_sums_of_a_cohort_and_final_models_are_audited_as_they_are_counted():
-    one_step = fdp.cpfed(cohort_size=2, **{**STEPS, "local_steps": 1}, noise_multiplier=4.0)
-    found = audited(one_step)
-    assert found.guarantee.view is View.SECURE_SUM
-    assert 0.3 * found.epsilon < found.lower <= found.epsilon
-    last = audited(records(), view="final_model")
-    assert not last.violated
-
-
 @pytest.mark.exhaustive
 def test_one_run_proves_something_with_the_users_own_model():
     found = audited(records(noise_multiplier=4.0), sizes=(200, 200), one_run=150)
@@ -189,23 +173,6 @@ def test_a_functions_releases_are_audited():
     assert "VIOLATED" in str(told)
 
 
-@pytest.mark.exhaustive  # CI: the joint epsilon itself, tests/accounting/test_users.py
-def test_a_user_with_four_records_is_hidden_by_their_joint_epsilon_alone():
-    """Neither a record's epsilon nor four times that, at the same delta, is true of a user with four records."""
-    user = GaussianSteps(3.0, Poisson(0.3), Adjacency.ADD_REMOVE, 10, Unit.USER, group=4)
-
-    def sums(key, there):
-        drawn, noise = jax.random.split(key)
-        hits = jnp.where(there, jax.random.bernoulli(drawn, 0.3, (10, 4)).sum(1), 0)
-        return (hits + 3.0 * jax.random.normal(noise, (10,)))[:, None]
-
-    found = audit_mechanism(sums, user, delta=1e-3, trials=20_000, lanes=2_000)
-    assert not found.violated
-    record = dataclasses.replace(user, group=1)
-    assert 4 * epsilon_of(record, 1e-3) < found.lower <= found.epsilon
-    assert audit_mechanism(sums, record, delta=1e-3, trials=20_000, lanes=2_000).violated
-
-
 # What must not be proved
 
 
@@ -215,17 +182,12 @@ def test_identical_worlds_are_told_apart_no_more_often_than_stated():
 
     The same audits with the absolute value of mu, in the place of its signed value, see evidence nearly always.
     """
-    setup = setup_of(records(cohort_size=None, local_steps=1), ragged_data((3, 3)), 2, parameters=4)
-    game = setup.games[OPPOSITE]
-    same = replace(game, canary=game.canary._replace(present=game.canary.absent))
     each, repetitions = 280, 1_000
-    runner = TrialRunner(same, 0)
-    received = runner.run(same, 0, np.zeros(each * repetitions, bool)).astype(np.float32)
+    received = np.random.default_rng(0).normal(size=(repetitions, each, 2, 1, 4)).astype(np.float32)
     curve = trade_off(GaussianSteps(1e6, FullBatch(), Adjacency.REPLACE_ONE, 1))
     attacks = {"summed": SumOverTimes(np.ones(2, bool)), "weighed": WeightedTimes()}
     alarms = absolute = 0
-    for at in range(repetitions):
-        part = received[at * each : (at + 1) * each]
+    for part in received:
 
         def play(first, worlds, told, part=part):
             return part[first : first + len(worlds)]
@@ -258,23 +220,6 @@ def _repeated(right, key, step, model, params, records):
     silent, told = replace(right, noise_multiplier=0.0).gradient(key, step, model, params, records)
     noise = (honest - silent)[: silent.size // 2]
     return silent + jnp.concatenate([noise, noise]), told
-
-
-@pytest.mark.exhaustive  # CI: squares that underflow break the bound, tests/gradients/test_clipping_bound.py
-@pytest.mark.parametrize("least", [norms.LEAST, 0.0])
-def test_a_record_that_slips_through_clipping_is_noticed(least, monkeypatch):
-    """Residuals whose squares underflow, on features of 3e18: gradients of norm 16 that looked like 0."""
-    monkeypatch.setattr(norms, "LEAST", least)
-    jax.clear_caches()
-    rng = np.random.default_rng(0)
-    x, y = (rng.normal(size=(40, width)).astype(np.float32) for width in (30, 100))
-    x[0], y[0] = 3e18 * rng.choice([-1, 1], 30), 5e-18
-    data = fdp.federate(fdp.dataset(x, y, x[1:6], y[1:6], task="regression"), np.split(np.arange(40), 2))
-    algorithm = records(noise_multiplier=8.0, local_steps=1, clip_norm=0.1)
-    found = audit(algorithm, data, rounds=1, canary="blank", client=0, record=0, trials=2_000, delta=DELTA)
-    jax.clear_caches()
-    assert found.guarantee.epsilon == pytest.approx(0.926, abs=1e-3)
-    assert found.violated == (least == 0)
 
 
 @pytest.mark.exhaustive
@@ -423,24 +368,3 @@ def test_a_likelihood_ratio_beats_a_sum_where_batches_are_sampled():
         return np.mean(np.searchsorted(low, high)) / 2_000
 
     assert overlap(LikelihoodRatio(times, None, 1, rate)) > overlap(SumOverTimes(times)) + 0.02
-
-
-SMALL, BATCH = (1, 3, 12), 4  # a client of one record, and one with fewer than a batch
-
-
-def small_clients(batches):
-    steps = {"batch_size": BATCH, "local_steps": 2, "learning_rate": 0.3, "batches": batches}
-    return fdp.dp_fedavg_record(cohort_size=None, **steps, clip_norm=0.7, noise_multiplier=2.0)
-
-
-@pytest.mark.exhaustive  # CI: tests/accounting/test_ragged_clients.py, and such noise on a mean is refused before a run
-@pytest.mark.parametrize("batches", ["without-replacement", "poisson", "epochs"])
-@pytest.mark.parametrize("client", [0, 1])
-def test_an_audit_of_a_small_client_is_consistent_with_its_own_epsilon_alone(batches, client):
-    algorithm, words = small_clients(batches), {"rounds": 4, "sizes": SMALL, "delta": 1e-3, "client": client}
-    found = audited(algorithm, **words)
-    assert not found.violated, found.verdict
-    assert found.epsilon / 2 < found.lower <= found.epsilon
-    if client and batches == "without-replacement":
-        sampled = fdp.guarantee(algorithm, ragged_data(SMALL), rounds=4, delta=1e-3).epsilons[2]
-        assert audited(algorithm, **words, claim=float(sampled)).violated

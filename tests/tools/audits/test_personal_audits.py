@@ -3,16 +3,13 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ragged_data
-from wrong_programs import clean_head
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.accounting import View
-from fedjax_dp.data import Dataset, federate
 from fedjax_dp.execution import Execution
 from fedjax_dp.models import mlp
 from fedjax_dp.parts import PersonalSgd
@@ -125,40 +122,6 @@ def test_a_ledger_without_the_personal_steps_is_refuted():
     wrong = dataclasses.replace(right, local=local)
     assert audited(wrong, view=DEPLOYED, significance=1e-3).proved
     assert not audited(wrong, view=UPLOADS, significance=1e-3).proved
-
-
-@dataclasses.dataclass(frozen=True)
-class BilinearModel:
-    """Prediction v u x, loss 1/2 (v u x - y)^2; u is shared, v a client's own."""
-
-    def init(self, key):
-        return {"u": jnp.array([1.0]), "v": jnp.array([0.5])}
-
-    def loss(self, params, x, y, key=None):
-        return 0.5 * ((self.logits(params, x) - y) ** 2).sum()
-
-    def logits(self, params, x):
-        return params["u"] * params["v"] * x
-
-
-def leaking():
-    """Two clients of 8 records that fit the model, but for the last of each, which errs upward or downward."""
-    x, y = np.ones((16, 1), np.float32), np.full((16, 1), 0.5, np.float32)
-    y[7], y[15] = 5.5, -4.5
-    dataset = Dataset("bilinear", x, y, x[:2], y[:2], task="regression", classes=1)
-    return federate(dataset, [np.arange(8), np.arange(8, 16)])
-
-
-@pytest.mark.exhaustive  # CI: its checks reject it, tests/tools/testing/test_testing.py
-def test_a_clean_head_under_noise_on_records_is_refuted():
-    """A record moves the head, and the head moves what every record of its client says of the shared part."""
-    right = personal("fedper", cohort_size=None, head="v", learning_rate=0.4, clip_norm=0.05)
-    options = {"rounds": 2, "delta": DELTA, "model": BilinearModel(), "trials": 4_000, "significance": 1e-3}
-    target = {"canary": "label-flip", "client": 0, "record": 7, "view": UPLOADS}
-    assert not audit(right, leaking(), **options, **target).violated
-    found = audit(clean_head(right), leaking(), **options, **target)
-    assert found.proved, found.verdict
-    assert found.lower > 1.3 * found.epsilon
 
 
 def test_where_nothing_of_records_is_told_there_is_nothing_to_audit():
