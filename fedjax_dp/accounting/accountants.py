@@ -60,10 +60,8 @@ def total(event: Event, price: Callable[[Release], C]) -> C:
         case RandomParticipation(each, rate, rounds):
             return total(each, price).thinned(rate).times(rounds)
         case AnyOf(parts):
-            any_cost, *others = [total(part, price) for part in parts if any(True for _ in part.leaves())]
-            for cost in others:
-                any_cost = any_cost.worst(cost)
-            return any_cost
+            costs = [total(part, price) for part in parts if any(True for _ in part.leaves())]
+            return functools.reduce(lambda one, other: one.worst(other), costs)
 
 
 def _gdp_of(event: Event) -> Callable[[Release], Gdp]:

@@ -21,13 +21,7 @@ from fedjax_dp.accounting.guarantee import EarlierPhase
 from fedjax_dp.accounting.ledger import MALFORMED, decode_event, encode_events, ids_of
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import GaussianSteps, Release, StatedPrivacy
-from fedjax_dp.accounting.sampling import (
-    AnyStep,
-    FullBatch,
-    Poisson,
-    Shuffled,
-    WithoutReplacement,
-)
+from fedjax_dp.accounting.sampling import AnyStep, FullBatch, Poisson, Shuffled, WithoutReplacement
 
 FILE = "file"  # the kind of a phase of which words alone are known
 LEAST_EPSILON = 1e-6  # that stands for 0, where a delta is all that was spent
@@ -69,7 +63,6 @@ def without_price(phase: Phase) -> str:
 
 
 def describe_phase(phase: Phase) -> str:
-    """Short description of a phase."""
     if phase["kind"] == FILE:
         return str(phase["name"])
     rounds = phase["rounds"]

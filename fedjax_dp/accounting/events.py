@@ -131,7 +131,6 @@ def of_group(event: Event, unit: Unit, group: int) -> Event:
 
 
 def joined(events: Sequence[Event]) -> Event:
-    """The composition of these events."""
     return events[0] if len(events) == 1 else Composed(tuple(events))
 
 

@@ -16,21 +16,11 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.accounting import sampling
 from fedjax_dp.accounting.accountants import ACCOUNTANTS, epsilons_of
 from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past, RandomParticipation, joined, repeated
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import BoundedRange, GaussianSteps, SkellamSums, StatedPrivacy
-from fedjax_dp.accounting.sampling import (
-    AnyStep,
-    BallsInBins,
-    FullBatch,
-    Poisson,
-    RandomAllocation,
-    Shuffled,
-    TruncatedPoisson,
-    WithoutReplacement,
-    WithReplacement,
-)
 from fedjax_dp.accounting.views import View
 
 VERSION = 2
@@ -44,15 +34,15 @@ KINDS: dict[str, type[Any]] = {
     "past": Past,
     "any_of": AnyOf,
     "random_participation": RandomParticipation,
-    "none": FullBatch,
-    "poisson": Poisson,
-    "without_replacement": WithoutReplacement,
-    "with_replacement": WithReplacement,
-    "any_step": AnyStep,
-    "shuffled": Shuffled,
-    "allocation": RandomAllocation,
-    "bins": BallsInBins,
-    "truncated_poisson": TruncatedPoisson,
+    "none": sampling.FullBatch,
+    "poisson": sampling.Poisson,
+    "without_replacement": sampling.WithoutReplacement,
+    "with_replacement": sampling.WithReplacement,
+    "any_step": sampling.AnyStep,
+    "shuffled": sampling.Shuffled,
+    "allocation": sampling.RandomAllocation,
+    "bins": sampling.BallsInBins,
+    "truncated_poisson": sampling.TruncatedPoisson,
 }
 OF_LINE = ("adjacency", "unit")  # fields of events that stand once in a line
 NO_PRICE = "own"  # an event whose class only its author has

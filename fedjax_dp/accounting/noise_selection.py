@@ -9,18 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedjax_dp.accounting import correlated
 from fedjax_dp.accounting.calibrate import noise_factor_for
-from fedjax_dp.accounting.correlated import (
-    PREFIX_SUMS,
-    Buffers,
-    Workload,
-    inverse,
-    inverse_root_bands,
-    iterate_error,
-    optimal_bands,
-    optimal_buffers,
-    sensitivity,
-)
+from fedjax_dp.accounting.correlated import PREFIX_SUMS, Buffers, Workload
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import GaussianSteps
 from fedjax_dp.accounting.sampling import FullBatch, Poisson
@@ -85,31 +76,31 @@ def noise_candidates(
             yield "none", 1, 0, np.ones(1), padded(np.ones(1))
         for bands in sizes or [power for power in powers if power <= apart]:
             if "bands" in kinds and bands <= (cycle or apart):
-                strategy = optimal_bands(bands, rounds, workload)
+                strategy = correlated.optimal_bands(bands, rounds, workload)
                 yield "bands", bands, bands - 1, strategy, padded(strategy)
         if seen is None:
             return
         for buffers in sizes or range(1, MOST_BUFFERS + 1):
             if "blt" in kinds:
-                blt = optimal_buffers(buffers, rounds, times, apart, workload)
+                blt = correlated.optimal_buffers(buffers, rounds, times, apart, workload)
                 yield "blt", buffers, buffers, blt, blt.column(rounds)
         for count in sizes or [power for power in powers if power <= MOST_COEFFICIENTS]:
             if "inverse-root" in kinds:
-                noise = inverse_root_bands(count, workload)
-                yield "inverse-root", count, 0, noise, inverse(noise, rounds)
+                noise = correlated.inverse_root_bands(count, workload)
+                yield "inverse-root", count, 0, noise, correlated.inverse(noise, rounds)
 
     one = None if seen is None else GaussianSteps(1.0, FullBatch(), seen, 1, Unit.CLIENT)
     gaussian = None if one is None else noise_factor_for(one, epsilon, delta, "gaussian")
     result = []
     for kind, size, vectors, strategy, column in candidates():
-        error = iterate_error(column, workload)
+        error = correlated.iterate_error(column, workload)
         if hidden is not None and kind in ("none", "bands"):
             law, passes = Poisson(cohort * (cycle or size) / population), -(-rounds // (cycle or size))
             event = GaussianSteps(1 / float(np.linalg.norm(column)), law, hidden, passes, Unit.CLIENT)
             noise = noise_factor_for(event, epsilon, delta, "pld")
             result.append(Candidate(kind, size, True, noise, noise * error, vectors, strategy))
         if gaussian is not None and (hidden is None or kind != "bands"):
-            noise = gaussian * sensitivity(column, times, apart)
+            noise = gaussian * correlated.sensitivity(column, times, apart)
             result.append(Candidate(kind, size, False, noise, noise * error, vectors, strategy))
     return result
 

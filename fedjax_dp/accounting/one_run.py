@@ -45,9 +45,9 @@ def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, sig
 
     if excess(0.0) >= 0:
         return 0.0
-    return (
-        float(scipy.optimize.brentq(excess, 0.0, MOST_EPSILON, xtol=1e-9)) if excess(MOST_EPSILON) > 0 else MOST_EPSILON
-    )
+    if not excess(MOST_EPSILON) > 0:
+        return MOST_EPSILON
+    return float(scipy.optimize.brentq(excess, 0.0, MOST_EPSILON, xtol=1e-9))
 
 
 def one_run_contradicts(correct: int, guesses: int, canaries: int, curve: TradeOff, significance: float = 0.05) -> bool:

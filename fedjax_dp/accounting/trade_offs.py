@@ -215,9 +215,7 @@ def trials_needed(curve: TradeOff, significance: float = 0.05) -> int:
             "one that an attack can break in a trillion trials",
             "use more noise, or test a smaller claim",
         )
-    rate = (
-        curve.equal_error_rate
-    )  # the corner of a flawless attack is on the diagonal, and contradicts the curve below it
+    rate = curve.equal_error_rate  # a flawless attack's corner is on the diagonal, and contradicts the curve below it
     return math.floor(max(math.log(significance) / math.log1p(-rate), 1 / rate) / 2) + 1
 
 

@@ -228,7 +228,6 @@ def _call(function: Callable[..., Any], options: dict[str, Any]) -> str:
 
 
 def require_sane(canary: str, claim: float | None, significance: float, **counts: int | None) -> None:
-    """Refuse invalid options of any audit."""
     errors.require_choice("canary", canary, CANARY_NAMES)
     errors.require_in_unit_interval("significance", significance)
     for name, count in counts.items():
@@ -261,7 +260,6 @@ def _tested_curve(setup: AuditSetup, claim: float | None, accountant: str) -> Tr
 
 
 def _require_trials(attack: AttackOptions, games: int, curve: TradeOff, epsilon: float) -> None:
-    """Refuse too few trials to prove anything."""
     needed = accounting.trials_needed(curve, attack.significance)
     if counted_trials(attack.trials, games) < needed:
         least = max(math.ceil(2 * needed / (1 - games * PILOT)), games * LEAST_PILOT + 2 * needed)
@@ -287,7 +285,6 @@ def _trace(runner: TrialRunner, game: Game) -> np.ndarray:
 def _attacks(
     algorithm: Algorithm, data: FederatedData, setup: AuditSetup, times: np.ndarray, short: int
 ) -> dict[str, Attack]:
-    """The attacks that may succeed here."""
     local, unit = algorithm.local, setup.guarantee.unit
     tau = local.batches.count(local.steps, int(data.sizes[setup.client])) if unit is Unit.RECORD else 1
     released = sum(count for _, count in setup.event.leaves())

@@ -124,7 +124,6 @@ class Game:
 
     @property
     def gives_away_models(self) -> bool:
-        """Whether the adversary receives personal models."""
         return self.view is View.DEPLOYED and self.algorithm.local.personal
 
     def _warm_start(self, start: ServerState, client: Array) -> jax.Array:
@@ -153,9 +152,7 @@ class Game:
         return sent is not None and not any(sent)
 
     def _target_messages(self, report: RoundReport) -> jax.Array:
-        """The mask of the target's messages."""
         return (report.clients == self.client) & report.present
 
     def _other_position(self, report: RoundReport) -> jax.Array:
-        """The position of another client."""
         return jnp.argmax(report.present & (report.clients != self.client))

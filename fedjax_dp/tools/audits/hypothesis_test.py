@@ -35,7 +35,6 @@ class Outcome(NamedTuple):
         return f"{len(self.absent) + len(self.present):,} runs"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "others": self.game,
             "attack": self.attack,
@@ -45,19 +44,15 @@ class Outcome(NamedTuple):
         }
 
     def contradicts(self, curve: TradeOff) -> bool:
-        """See `accounting.contradicts`."""
         return accounting.contradicts(self.bounds, curve)
 
     def noise_at_most(self, event: Event, accountant: str) -> float:
-        """See `accounting.noise_at_most`."""
         return accounting.noise_at_most(self.bounds, event, accountant)
 
     def epsilon_at_least(self, event: Event, delta: float, accountant: str) -> float:
-        """See `accounting.epsilon_at_least`."""
         return accounting.epsilon_at_least(self.bounds, event, delta, accountant)
 
     def epsilon_of_any(self, delta: float) -> float:
-        """See `accounting.epsilon_of_any`."""
         return accounting.epsilon_of_any(self.bounds, delta)
 
 

@@ -1,6 +1,9 @@
-"""Observations of messages: a few numbers for a model of any size."""
+"""Observations of messages: a few numbers for a model of any size.
 
-from typing import Any, Protocol
+Each reduces messages and models to `(numbers,)`, of which the first `short` reveal the most.
+"""
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,16 +14,6 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import ravel, structure, value
 from fedjax_dp.tools.audits.wrappers import is_withdrawn, replace_withdrawn
-
-
-class GameObservation(Protocol):
-    """Reduces messages and models to `(numbers,)`."""
-
-    def message(self, model: Model, data: FederatedData, params: Any, flat: jax.Array) -> jax.Array: ...
-
-    def model(self, model: Model, data: FederatedData, params: Any) -> jax.Array: ...
-
-    def short(self, numbers: int) -> int: ...  # how many of them reveal the most
 
 
 @value
@@ -42,7 +35,6 @@ class Directions:
         return self._numbers(ravel(params)[0][None])
 
     def short(self, numbers: int) -> int:
-        """How many numbers of a message are components along directions."""
         return numbers * self.along.shape[0] // (self.along.shape[0] + self.single.shape[0])
 
     def _numbers(self, parts: jax.Array) -> jax.Array:
@@ -92,3 +84,6 @@ class Alignment:
             return jnp.where(gone, 0.0, losses)
 
         return of(self.canary) - of(self.others)
+
+
+GameObservation = Directions | Alignment

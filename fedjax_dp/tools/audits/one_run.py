@@ -31,7 +31,6 @@ class Guesses(NamedTuple):
         return f"one run with {self.canaries} canaries, {self.correct} of {self.guesses} guesses right"
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "others": self.game,
             "attack": self.attack,

@@ -20,23 +20,12 @@ from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.simulation import run_key
-from fedjax_dp.tools.audits.canaries import (
-    CANARIES,
-    SHAPES,
-    gradient_game,
-    input_game,
-    linear_data,
-    others_for,
-    place_many,
-    place_one,
-    target_of,
-    tensors_of,
-)
+from fedjax_dp.tools.audits import canaries
 from fedjax_dp.tools.audits.game import Game
 from fedjax_dp.tools.audits.one_run import LEAST
 from fedjax_dp.tools.audits.wrappers import linear_model
 
-CANARY_NAMES = ("gradient", *CANARIES)
+CANARY_NAMES = ("gradient", *canaries.CANARIES)
 PARTICIPATIONS = ("schedule", "worst")  # modes for which a run of one seed can be a counterexample
 
 
@@ -70,9 +59,7 @@ class AttackOptions(NamedTuple):
 
 def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSetup]:
     """The run with the noise for its budget, and the setup of its audit."""
-    canary, client, record, one_run, parameters = (
-        getattr(attack, name) for name in ("canary", "client", "record", "one_run", "parameters")
-    )
+    canary, one_run, parameters = attack.canary, attack.one_run, attack.parameters
     if run.unit.of_records:
         remedy = "with --unit record the epsilon of a record is attacked"
         raise errors.refuse("unit", run.unit.value, "record or client for an audit, which plants one record", remedy)
@@ -97,17 +84,15 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
     if one_run is not None:
         errors.require_count("one_run", one_run)
         parameters = max(2, min(one_run, data.largest if by_record else data.num_clients))
-    if record and not (by_record and one_run is None):
-        raise errors.refuse("record", record, "left out where there is no choice of one record")
+    if attack.record and not (by_record and one_run is None):
+        raise errors.refuse("record", attack.record, "left out where there is no choice of one record")
     store, played = data, run.model
     if canary == "gradient":
-        played = linear_model(tensors_of(parameters))
-        store = linear_data(data, np.zeros((1, parameters)), np.zeros(1))
+        played = linear_model(canaries.tensors_of(parameters))
+        store = canaries.linear_data(data, np.zeros((1, parameters)), np.zeros(1))
     # The Guarantee of training without earlier phases; the game has as many clients, of the same sizes.
-    known, terms = (
-        {INITIALIZATION: run.initialization.without_prior_runs},
-        dataclasses.replace(run.terms, view=run.view.value),
-    )
+    known = {INITIALIZATION: run.initialization.without_prior_runs}
+    terms = dataclasses.replace(run.terms, view=run.view.value)
     counted = dataclasses.replace(run, data=store, chosen_model=played, seed=seed, terms=terms, _cache=known)
     promise = guarantees.unverified_guarantee(counted)
     if math.isinf(promise.epsilon) or promise.delta is None:
@@ -120,37 +105,34 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
     if promise.epsilon == 0:
         remedy = "use view deployed, in which personal models are released"
         raise errors.refuse("view", promise.view.value, "one that receives anything computed from records", remedy)
-    if client is None:
+    if attack.client is None:
         target = _most_exposed(promise, algorithm, data, rounds, seed)
     else:
-        target = number_of("client", data.names, data.num_clients, client)
+        target = number_of("client", data.names, data.num_clients, attack.client)
     event = client_events(counted)[target]
     step = _release(algorithm, event, data.called(target))
-    place = (
-        place_one(algorithm, data, step, target, record)
-        if one_run is None
-        else place_many(algorithm, data, step, target, one_run)
-    )
-    if one_run is not None and place.coins[-1] + 1 < LEAST:
-        raise errors.refuse(
-            "canaries in one run",
-            int(place.coins[-1]) + 1,
-            f"at least {LEAST}",
-            "use that many, or a larger client",
-        )
-    common = {"rounds": rounds, "view": promise.view, **target_of(seed, target, step)}
+    bits: tuple[int, ...] = ()
+    if one_run is None:
+        place = canaries.place_one(algorithm, data, step, target, attack.record)
+    else:
+        place = canaries.place_many(algorithm, data, step, target, one_run)
+        bits = (int(place.coins[-1]) + 1,)
+        if bits[0] < LEAST:
+            raise errors.refuse(
+                "canaries in one run", bits[0], f"at least {LEAST}", "use that many, or a larger client"
+            )
+    common = {"rounds": rounds, "view": promise.view, **canaries.target_of(seed, target, step)}
     games: dict[str, Game]
     if canary == "gradient":
         games = {
-            others + kind: gradient_game(
+            others + kind: canaries.gradient_game(
                 algorithm, data, place, others=others, parameters=parameters, shape=shape, **common
             )
-            for others in others_for(algorithm, place)
-            for kind, shape in SHAPES[2 if one_run else step.norm].items()
+            for others in canaries.others_for(algorithm, place)
+            for kind, shape in canaries.SHAPES[2 if one_run else step.norm].items()
         }
     else:
-        games = {"data": input_game(algorithm, data, run.model, place, kind=canary, seed=seed, **common)}
-    bits = () if one_run is None else (int(place.coins[-1]) + 1,)
+        games = {"data": canaries.input_game(algorithm, data, run.model, place, kind=canary, seed=seed, **common)}
     return run, AuditSetup(
         promise, promise.delta, target, data.called(target), promise.epsilons[target], event, games, bits
     )

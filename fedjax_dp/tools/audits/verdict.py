@@ -60,7 +60,6 @@ class Audit:
 
     @property
     def confidence(self) -> str:
-        """The confidence in percent."""
         return f"{100 * (1 - self.significance):.4g}%"
 
     @property
@@ -83,7 +82,6 @@ class Audit:
 
     @property
     def verdict(self) -> str:
-        """The verdict in one line."""
         unit = "one record of client" if self.guarantee.unit is Unit.RECORD else "client"
         whom = f"at delta {self.guarantee.delta:g} for {unit} {self.name} against {self.guarantee.view}"
         stated = "claimed" if self.claim is not None else f"stated{' of the training alone' * self.training_only}"
@@ -118,7 +116,6 @@ class Audit:
         return Card(self.verdict, facts)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "violated": self.violated,
             "proved": self.proved,
