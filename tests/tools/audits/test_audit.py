@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers import ragged_data, usual
 from scipy.stats import binom
-from test_personal_audits import PERSONAL
+from test_personal_audits import DELTA, PERSONAL, STEPS, TEN
 from wrong_programs import (
     PUBLISHED,
     mutated_part,
@@ -40,9 +40,6 @@ from fedjax_dp.tools.audits.hypothesis_test import counted_trials, pilot_trials,
 from fedjax_dp.tools.audits.setup import AttackOptions, set_up
 from fedjax_dp.tools.audits.trials import TrialRunner
 
-DELTA = 1e-5
-TEN = (10, 10, 10, 10)
-STEPS = {"batch_size": None, "batches": "full", "local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
 BATCHES = {"local_steps": 2, "learning_rate": 0.1, "clip_norm": 1.0}
 
 
