@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import scipy
-from noisy_sums import ADD_REMOVE, REPLACE_ONE, ZERO_OUT
+from noisy_sums import ADD_REMOVE, REPLACE_ONE, ZERO_OUT, poisson, unsampled
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import NotCoveredError, Poisson, RandomAllocation, accountants, composed_phases, epsilon_of
@@ -95,16 +95,14 @@ def test_an_allocation_is_not_always_cheaper_than_poisson():
 def test_the_more_sums_to_choose_from_the_less_an_allocation_costs():
     costs = [epsilon_of(steps(2.0, RandomAllocation(1, of), of), 1e-5) for of in (1, 2, 3, 7, 20, 100, 1000)]
     assert costs == sorted(costs, reverse=True)
-    assert costs[0] == epsilon_of(steps(2.0, accounting.FullBatch(), 1), 1e-5)
+    assert costs[0] == epsilon_of(unsampled(2.0), 1e-5)
 
 
 def test_to_join_all_sums_of_a_pass_is_to_be_unsampled():
-    assert epsilon_of(steps(4.0, RandomAllocation(5, 5), 20), 1e-5) == epsilon_of(
-        steps(4.0, accounting.FullBatch(), 20), 1e-5
-    )
-    mixed = accounting.Composed((steps(4.0, RandomAllocation(5, 5), 20), steps(1.0, Poisson(0.1), 3)))
-    plain = accounting.Composed((steps(4.0, accounting.FullBatch(), 20), steps(1.0, Poisson(0.1), 3)))
-    assert epsilon_of(mixed, 1e-5) == pytest.approx(epsilon_of(plain, 1e-5), rel=1e-3)
+    allocated, plain, other = steps(4.0, RandomAllocation(5, 5), 20), unsampled(4.0, 20), poisson(1.0, 0.1, 3)
+    assert epsilon_of(allocated, 1e-5) == epsilon_of(plain, 1e-5)
+    mixed = [epsilon_of(accounting.Composed((one, other)), 1e-5) for one in (allocated, plain)]
+    assert mixed[0] == pytest.approx(mixed[1], rel=1e-3)
 
 
 def test_a_kept_slot_is_one_pass_of_less_noise_and_neither_redrawn_slots_nor_poisson():
@@ -133,7 +131,7 @@ def test_what_is_not_known_of_allocations_is_refused_in_a_line():
     for accountant in ("rdp", "gaussian", "tcdp"):
         with pytest.raises(NotCoveredError, match="use accountant pld"):
             epsilon_of(allocated, 1e-5, accountant)
-    assert epsilon_of(allocated, 1e-5, "zcdp") == epsilon_of(steps(2.0, accounting.FullBatch(), 1), 1e-5, "zcdp")
+    assert epsilon_of(allocated, 1e-5, "zcdp") == epsilon_of(unsampled(2.0), 1e-5, "zcdp")
     with pytest.raises(NotCoveredError, match="2 records of one unit"):
         epsilon_of(dataclasses.replace(allocated, group=2), 1e-5)
     with pytest.raises(NotCoveredError, match="at most 100000"):

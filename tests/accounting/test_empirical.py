@@ -169,9 +169,7 @@ def test_a_joint_test_is_the_one_of_total_variation(event, accountant):
         assert noise_at_most(bounds, event, accountant) == pytest.approx(1.0, abs=0.05)
     if curve.mu is not None:
         assert least == pytest.approx(2 * ndtr(-curve.mu / 2), rel=1e-6)
-        assert mu_of(accounting.ErrorBounds(0.9, 0.9, STATED, 0, 1, 0, 1, mean=least / 2)) == pytest.approx(
-            curve.mu, rel=1e-6
-        )
+        assert mu_of(dataclasses.replace(bounds, mean=least / 2)) == pytest.approx(curve.mu, rel=1e-6)
 
 
 def test_joint_bounds_for_any_mechanism_are_those_of_total_variation():
@@ -201,9 +199,8 @@ def test_conclusions_of_a_joint_test_do_not_look_at_the_bounds_by_halves():
 def test_a_plan_counts_scores_above_its_threshold():
     absent, present = np.array([-np.inf, 0.0, 1.0, 1.1, np.inf]), np.array([0.0, 1.0, 2.0, np.inf, np.nan])
     for joint in (False, True):
-        assert accounting.ChosenTest(1.0, joint, 0.1, 0.0).judge(absent, present) == error_bounds(
-            2, 5, 3, 5, 0.1, joint=joint
-        )
+        found = accounting.ChosenTest(1.0, joint, 0.1, 0.0).judge(absent, present)
+        assert found == error_bounds(2, 5, 3, 5, 0.1, joint=joint)
 
 
 # Trade-off curves
@@ -479,9 +476,8 @@ def test_randomised_response_is_not_contradicted_by_what_it_attains(guesses, can
             exact = stats.binom.sf(correct - 1, guesses, 1 / (1 + math.exp(-epsilon)))
             assert critical(correct, guesses, canaries, curve) >= exact - 1e-12
             if exact < 1:
-                assert accounting.one_run_epsilon(correct, guesses, canaries, 1e-15, exact) == pytest.approx(
-                    epsilon, abs=1e-5
-                )
+                found = accounting.one_run_epsilon(correct, guesses, canaries, 1e-15, exact)
+                assert found == pytest.approx(epsilon, abs=1e-5)
         assert critical(guesses, guesses, canaries, curve) == pytest.approx(exact, rel=1e-9)  # all right: attained
 
 
@@ -539,12 +535,8 @@ def test_the_number_of_guesses_is_chosen_well_without_a_look_at_the_run(epsilon,
 
 
 def test_one_run_at_the_ends():
-    assert (
-        accounting.one_run_mu(50, 100, 100)
-        == accounting.one_run_mu(1, 1, 1)
-        == accounting.one_run_epsilon(0, 10, 10, DELTA)
-        == 0.0
-    )
+    assert accounting.one_run_mu(50, 100, 100) == accounting.one_run_mu(1, 1, 1) == 0.0
+    assert accounting.one_run_epsilon(0, 10, 10, DELTA) == 0.0
     assert accounting.one_run_mu(10, 10, 10) > 0
     assert accounting.choose_guesses(2, 1.0) == 2
     assert not accounting.one_run_contradicts(1000, 1000, 1000, trade_off(unsampled(0.0)))

@@ -84,9 +84,8 @@ def test_constant_steps_never_beat_the_fixed_schedule(accountant):
 
 def test_the_budgets_are_those_of_the_exact_conversions():
     for epsilon, delta in itertools.product((0.1, 1.0, 8.0), (1e-9, 1e-3)):
-        assert accounting.gaussian_epsilon(delta, GdpFilter(epsilon, delta).budget ** -0.5) == pytest.approx(
-            epsilon, rel=1e-9
-        )
+        noise = GdpFilter(epsilon, delta).budget ** -0.5
+        assert accounting.gaussian_epsilon(delta, noise) == pytest.approx(epsilon, rel=1e-9)
         rho = accounting.ZcdpFilter(epsilon, delta).budget
         assert accounting.zcdp_epsilon(rho, delta) == pytest.approx(epsilon, rel=1e-6)
         assert accounting.zcdp_epsilon(rho, delta) <= epsilon

@@ -108,10 +108,8 @@ def test_epsilon_is_above_the_exact_one(variance, shift, delta):
 @pytest.mark.parametrize(("noise_multiplier", "excess"), [(2.0, 0.02), (30.0, 0.002)])
 def test_a_fine_encoding_costs_what_gaussian_noise_costs(adjacency, noise_multiplier, excess):
     """Where epsilon is above 10 the best order is near 2, and chords between integers cost a percent."""
-    fine, smooth = (
-        sums((noise_multiplier * 1e4) ** 2, 1e4, 1e6, adjacency, 30),
-        gaussian(noise_multiplier, adjacency, 30),
-    )
+    fine = sums((noise_multiplier * 1e4) ** 2, 1e4, 1e6, adjacency, 30)
+    smooth = gaussian(noise_multiplier, adjacency, 30)
     epsilon = epsilon_of(fine, 1e-5, "rdp")
     assert epsilon == pytest.approx(epsilon_of(smooth, 1e-5, "rdp"), rel=excess)
     assert epsilon >= epsilon_of(smooth, 1e-5)

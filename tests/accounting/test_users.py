@@ -85,9 +85,8 @@ def test_epsilon_grows_with_the_records_of_a_user_and_unsampled_by_their_number(
 
 
 def test_all_records_in_every_batch_are_the_whole_group():
-    assert epsilon_of(fixed(4, 40, 40, 9.0, 5), 1e-5) == epsilon_of(
-        GaussianSteps(9.0, FullBatch(), REPLACE, 5, Unit.USER, 4), 1e-5
-    )
+    unsampled = GaussianSteps(9.0, FullBatch(), REPLACE, 5, Unit.USER, 4)
+    assert epsilon_of(fixed(4, 40, 40, 9.0, 5), 1e-5) == epsilon_of(unsampled, 1e-5)
 
 
 @pytest.mark.parametrize("down", [False, True])
@@ -156,16 +155,14 @@ def test_weights_of_users_are_best_alike_where_uploads_are_seen():
         ([[3, 1, 0], [0, 2, 2], [1, 1, 1]], 5.0, 20, 0.894427190999916, [1.224744871391589, 1.0954451150103321]),
         ([[4, 0], [1, 3], [2, 2], [0, 1]], 4.0, 50, 1.7677669529663689, [2.5, 1.976423537605237]),
     ):
-        mu = math.sqrt(rounds) * accounting.weighted_user(sigma, rounds).gdp()
-        assert mu == pytest.approx(secure, rel=1e-9)
-        for row in user_weights(counts):
-            assert math.sqrt(rounds) * accounting.weighted_user(sigma, rounds, row).gdp() == pytest.approx(
-                secure, rel=1e-9
-            )
+
+        def mu(weights=None, sigma=sigma, rounds=rounds):
+            return math.sqrt(rounds) * accounting.weighted_user(sigma, rounds, weights).gdp()
+
+        assert [mu(), *map(mu, user_weights(counts))] == pytest.approx([secure] * (1 + len(counts)), rel=1e-9)
         rows = user_weights(counts, "proportional")
         np.testing.assert_allclose(rows.sum(1), 1)
-        found = [math.sqrt(rounds) * accounting.weighted_user(sigma, rounds, row).gdp() for row in rows[:2]]
-        assert found == pytest.approx(proportional, rel=1e-9)
+        assert [mu(row) for row in rows[:2]] == pytest.approx(proportional, rel=1e-9)
 
 
 def test_windows_of_texts_and_tokens_are_those_counted_one_by_one():
