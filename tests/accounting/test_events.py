@@ -12,10 +12,6 @@ from fedjax_dp.accounting import Adjacency, Composed, FullBatch, GaussianSteps, 
 ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 
 
-def sampled(scale, rate, count):
-    return LaplaceSteps(scale, Poisson(rate), ADD_REMOVE, count)
-
-
 def test_one_release_has_the_epsilon_of_pure_privacy_and_less_at_a_delta():
     """delta(eps) = 1 - exp((eps - 1/b) / 2) for eps below 1/b (Balle, Barthe, Gaboardi 2018, Theorem 3)."""
     event = LaplaceSteps(0.5, FullBatch(), ADD_REMOVE, 1)
@@ -58,7 +54,7 @@ def test_compositions_agree_with_dp_accounting():
     for scale, rate, count, delta in ((5.0, 1.0, 50, 1e-5), (1.0, 0.05, 200, 1e-5)):
         reference = plds.from_laplace_mechanism(scale, sampling_prob=rate).self_compose(count)
         expected = reference.get_epsilon_for_delta(delta)
-        event = sampled(scale, rate, count) if rate < 1 else LaplaceSteps(scale, FullBatch(), ADD_REMOVE, count)
+        event = LaplaceSteps(scale, Poisson(rate) if rate < 1 else FullBatch(), ADD_REMOVE, count)
         assert epsilon_of(event, delta) == pytest.approx(expected, rel=2e-3)
         assert epsilon_of(event, delta, "rdp") > expected
 
@@ -72,10 +68,13 @@ def test_every_accountant_takes_it_or_names_what_it_lacks():
             epsilon_of(event, 1e-5, accountant)
     with pytest.raises(NotCoveredError, match="Laplace noise on 3 draws from 9 with replacement is not covered"):
         epsilon_of(LaplaceSteps(4.0, accounting.WithReplacement(3, 9), REPLACE_ONE, 1), 1e-5)
+    assert LaplaceSteps(4.0, accounting.Shuffled(3, 3), REPLACE_ONE, 1).releases == 1
+    with pytest.raises(NotCoveredError, match="known for Gaussian noise alone"):
+        LaplaceSteps(4.0, accounting.RandomAllocation(1, 3), ADD_REMOVE, 3)
 
 
 def test_it_composes_repeats_participates_and_is_calibrated_as_any():
-    event = sampled(2.0, 0.1, 20)
+    event = LaplaceSteps(2.0, Poisson(0.1), ADD_REMOVE, 20)
     assert accounting.repeated(event, 2.5) == dataclasses.replace(event, count=50)
     alone = epsilon_of(dataclasses.replace(event, count=40), 1e-5)
     assert epsilon_of(Composed((event, event)), 1e-5) == pytest.approx(alone, rel=1e-3)

@@ -1,7 +1,5 @@
 """Clients that have fewer records than a batch: each is accounted for its own batches."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from noisy_sums import poisson
@@ -59,20 +57,6 @@ def test_noise_on_a_mean_wants_batches_of_one_size():
     with pytest.raises(ConfigurationError, match="batches of several sizes"):
         privatizer.event(2.0, EpochBatches(size=10, last="keep"), 25, 3, lambda: np.ones(1))
     assert privatizer.event(2.0, EpochBatches(size=10, last="keep"), 30, 3, lambda: np.ones(1)).releases == 1
-
-
-def test_other_noise_does_not_say_what_a_law_known_of_gaussian_noise_costs():
-    @dataclasses.dataclass(frozen=True)
-    class Another(accounting.Release):
-        sampling: accounting.Sampling
-        noise_multiplier: float = 2.0
-        adjacency: Adjacency = Adjacency.REPLACE_ONE
-        count: int = 1
-        unit: accounting.Unit = accounting.Unit.RECORD
-
-    assert Another(Shuffled(3, 3)).releases == 1
-    with pytest.raises(NotCoveredError, match="known for Gaussian noise alone"):
-        Another(accounting.RandomAllocation(1, 3), adjacency=Adjacency.ADD_REMOVE)
 
 
 def test_passes_of_equal_batches_attain_what_an_allocation_costs_which_is_less_than_their_price():
