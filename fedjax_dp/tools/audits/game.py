@@ -1,5 +1,6 @@
 """The game: an algorithm runs with or without a canary, and an adversary guesses which from its messages."""
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -73,7 +74,7 @@ class Game:
         Times are rounds, plus one before for an initial release and one after for final local steps. Roles are the
         target and another client of its cohort in view uploads, one role in views of sums, and one time and role for a
         shared final model. In view deployed, roles of uploads are followed by those of personal models, see
-        `own_models.Moves`. Zeros if the target does not take part.
+        `own_models.as_messages`. Zeros if the target does not take part.
         """
         there = jnp.atleast_1d(there)[self.canary.coins]
         standing = jnp.where(there, self.canary.present, self.canary.absent)
@@ -85,6 +86,7 @@ class Game:
         local = self.algorithm.local
         local = replace(local, privatizer=CanaryPrivatizer(base=local.privatizer))
         algorithm = replace(self.algorithm, cohort=cohort, local=local)
+        models_of = functools.partial(own_models.models_of, local, self.model, data, key)
 
         def observe(params: Any, flat: jax.Array) -> jax.Array:
             return self.observation.message(self.model, data, params, flat)
@@ -96,8 +98,8 @@ class Game:
                 models = jnp.zeros((own_models.ROLES, received.shape[-1]))
                 if not own_models.has_last_steps(local):
                     pair = self.client, report.clients[self._other_position(report)]
-                    moves = own_models.moves_in_round(local, self.model, data, key, (before, after), pair)
-                    models = moves.as_messages(observe, before.params, models.shape[1])
+                    held = [models_of(state, pair) for state in (before, after)]
+                    models = own_models.as_messages(observe, models.shape[1], (before.params, after.params), held)
                     models = jnp.where(jnp.any(self._target_messages(report)), models, 0.0)
                 received = jnp.concatenate([received, models])
             return after, received
@@ -117,8 +119,9 @@ class Game:
             received = jnp.concatenate([jnp.pad(first, ((0, more), (0, 0)))[None], received])
         if self.gives_away_models and own_models.has_last_steps(local):
             end = with_final_model(self.algorithm, end)
-            moves = own_models.moves_at_end(local, self.model, data, key, end, pair)
-            last = moves.as_messages(observe, end.params, numbers)
+            held = models_of(end, pair)
+            received_last = jnp.broadcast_to(ravel(end.params)[0], held.shape)
+            last = own_models.as_messages(observe, numbers, (end.params, end.params), (received_last, held))
             received = jnp.concatenate([received, jnp.pad(last, ((2, 0), (0, 0)))[None]])
         return received
 
