@@ -14,7 +14,7 @@ import time
 
 import numpy as np
 import pytest
-from helpers import refusal
+from helpers import SPECS, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from noisy_sums import ADD_REMOVE, REPLACE_ONE, fixed_size, poisson, unsampled
@@ -31,8 +31,7 @@ from fedjax_dp.accounting.losses import LossDistribution, discretise
 from fedjax_dp.tools.papers import theorems
 from fedjax_dp.tools.papers.wang import WANG_RDP
 
-GOLDEN = pathlib.Path(__file__).parents[1] / "golden"
-CASES = json.loads((GOLDEN / "accounting_vectors.json").read_text())["cases"]
+CASES = json.loads((SPECS / "accounting_vectors.json").read_text())["cases"]
 seen = accounting.steps_in_view
 
 
@@ -227,7 +226,7 @@ def test_replace_one_takes_the_sensitivity_2c_where_dp_accountings_rdp_takes_c()
 
 
 def test_tcdp_calibration_equals_worked_example():
-    golden = json.loads((GOLDEN / "worked_examples.json").read_text())
+    golden = json.loads((SPECS / "worked_examples.json").read_text())
     e = golden["expected"]["tcdp_sigma"]
     sampling = accounting.WithoutReplacement(e["B"], e["n_i"])
     noise = theorems.dpnfl_lemma2_noise(e["eps"], e["delta"], sampling, e["K_i"] * e["tau"])

@@ -303,16 +303,10 @@ def test_every_planted_bug_is_caught_at_ten_thousand_trials(name):
     assert not audited(right, rounds, trials=10_000).violated
 
 
+BY_RECORD = ("dpnfl", "addpnfl", "dp_fedavg_local", "dp_fedavg_record", "dp_scaffold", "acs_pldp", "dp_fedavg_output")
 PRIVATE = {
-    "dpnfl": {**STEPS},
-    "addpnfl": {**STEPS},
-    "dp_fedavg_local": {**STEPS},
-    "dp_fedavg_record": {**STEPS},
-    "dp_scaffold": {**STEPS},
-    "dp_sgd": {**STEPS, "local_steps": 1},
-    "cpfed": {**STEPS, "local_steps": 1},
-    "acs_pldp": {**STEPS},
-    "dp_fedavg_output": {**STEPS},
+    **dict.fromkeys(BY_RECORD, STEPS),
+    **dict.fromkeys(("dp_sgd", "cpfed"), STEPS | {"local_steps": 1}),
     "dp_fedavg": {"batch_size": 4, **BATCHES, "noise_multiplier": 1.0},
     "dp_ftrl": {"batch_size": 4, **BATCHES, "noise_multiplier": 2.0},
 }
