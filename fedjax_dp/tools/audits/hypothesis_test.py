@@ -1,15 +1,16 @@
 """The test: pilot trials choose canary, attack and threshold, then fresh trials are counted."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedjax_dp import accounting, errors
-from fedjax_dp.accounting import ErrorBounds, Event, TradeOff, choose_test
+from fedjax_dp.accounting import ChosenTest, ErrorBounds, Event, TradeOff, choose_test
 from fedjax_dp.tools.audits.attacks import Attack, Score
 
+Fit = tuple[Score, ChosenTest]
 Play = Callable[[int, np.ndarray, Callable[[int], None]], np.ndarray]
 # (number of the first trial, canary present (trials,), progress) -> messages (trials, times, roles, numbers)
 
@@ -83,22 +84,32 @@ def run_hypothesis_test(
     """
     pilot, counted = pilot_trials(trials, len(games)), counted_trials(trials, len(games))
     worlds, done = np.arange(pilot) % 2 == 1, 0
+    half, whole = np.arange(pilot) % 4 < 2, np.ones(pilot, bool)
+
+    def fit(attack: Attack, received: np.ndarray, learnt: np.ndarray, judged: np.ndarray) -> Fit | None:
+        score = attack.learn(received[learnt & ~worlds], received[learnt & worlds])
+        if score is None:
+            return None
+        scores = score(received)
+        return score, choose_test(scores[judged & ~worlds], scores[judged & worlds], counted, significance, curve)
+
     best: tuple[float, str, str, np.ndarray] | None = None
     for name, play in games.items():
         received = _limit_numbers(play(0, worlds, lambda now: progress(done + now, trials)))  # noqa: B023
         done += pilot
-        for label, value in _rate_attacks(attacks, received, worlds, counted, significance, curve):
-            if best is None or value > best[0]:
-                best = (value, name, label, received)
+        for label, attack in attacks.items():
+            fits = [fit(attack, received, *parts) for parts in ((half, ~half), (~half, half))]
+            promises = [fitted[1].promise for fitted in fits if fitted]
+            if len(promises) == 2 and (best is None or np.mean(promises) > best[0]):
+                best = (float(np.mean(promises)), name, label, received)
     if best is None:
         raise errors.refuse(
             "canary", "no difference in any trial", "one that leaves a trace in what the adversary receives"
         )
     _, game, label, received = best
-    score = attacks[label].learn(received[~worlds], received[worlds])
-    assert score is not None
-    scores = score(received)
-    plan = choose_test(scores[~worlds], scores[worlds], counted, significance, curve)
+    fitted = fit(attacks[label], received, whole, whole)
+    assert fitted is not None
+    score, plan = fitted
     each = max(2, BLOCK // max(received[0].nbytes, 1) // 2 * 2)
     fresh = np.arange(2 * counted) % 2 == 1
     scored = []
@@ -110,31 +121,6 @@ def run_hypothesis_test(
     absent, present = counted_scores[~fresh], counted_scores[fresh]
     bounds = plan.judge(absent, present)
     return Outcome(game, label, plan.threshold, bounds, absent, present, pilot * len(games))
-
-
-def _rate_attacks(
-    attacks: Mapping[str, Attack],
-    received: np.ndarray,
-    worlds: np.ndarray,
-    counted: int,
-    significance: float,
-    curve: TradeOff,
-) -> Sequence[tuple[str, float]]:
-    """The rating of each attack on the half of the pilot trials that it has not learnt from."""
-    half = np.arange(len(worlds)) % 4 < 2
-    promises = []
-    for label, attack in attacks.items():
-        values = []
-        for learnt, judged in ((half, ~half), (~half, half)):
-            score: Score | None = attack.learn(received[learnt & ~worlds], received[learnt & worlds])
-            if score is None:
-                break
-            scores = score(received)
-            plan = choose_test(scores[judged & ~worlds], scores[judged & worlds], counted, significance, curve)
-            values.append(plan.promise)
-        if len(values) == 2:
-            promises.append((label, float(np.mean(values))))
-    return promises
 
 
 def _limit_numbers(received: np.ndarray) -> np.ndarray:
