@@ -110,13 +110,12 @@ def attack_bounds(event: Event, epsilon: float, delta: float, accountant: str | 
                curve is symmetric (Dong, Roth, Su 2022, Section 2); the other rate is 1 - f(1%).
     """
     steepest = min(epsilon, STEEPEST)  # which allows everything, to the last digit
-    curve, proved = None, TradeOff(None, np.array([steepest]), np.array([delta]))
+    curve, of_curve = TradeOff(None, np.array([steepest]), np.array([delta])), False
     with contextlib.suppress(NotCoveredError):
-        curve = trade_off(event, accountant)
-    if curve is None or (curve.mu is None and not curve.epsilons.size):
-        return AttackBounds(1 - proved.equal_error_rate, 1 - float(proved(FALSE_ALARMS)), of_curve=False)
-    right, recognised = 1 - curve.equal_error_rate, 1 - float(curve(FALSE_ALARMS))
-    return AttackBounds(right, recognised, of_curve=True)
+        proved = trade_off(event, accountant)
+        if proved.mu is not None or proved.epsilons.size:
+            curve, of_curve = proved, True
+    return AttackBounds(1 - curve.equal_error_rate, 1 - float(curve(FALSE_ALARMS)), of_curve)
 
 
 def contradicts(bounds: ErrorBounds, curve: TradeOff) -> bool:

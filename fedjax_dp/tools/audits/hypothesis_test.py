@@ -57,14 +57,14 @@ class Outcome(NamedTuple):
         return accounting.epsilon_of_any(self.bounds, delta)
 
 
-def pilot_trials(trials: int, games: int) -> int:
+def pilot_trials(trials: int) -> int:
     """Pilot trials of each game, an even number."""
-    return max(LEAST_PILOT, int(trials * PILOT)) // 2 * 2 if games else 0
+    return max(LEAST_PILOT, int(trials * PILOT)) // 2 * 2
 
 
 def counted_trials(trials: int, games: int) -> int:
     """Counted trials of each world."""
-    return (trials - games * pilot_trials(trials, games)) // 2
+    return (trials - games * pilot_trials(trials)) // 2
 
 
 def run_hypothesis_test(
@@ -82,7 +82,7 @@ def run_hypothesis_test(
     attacks  each learns on one half of a game's pilot trials and is rated on the other; the best learns again from
              both. The threshold is chosen on the same trials, none of which is counted.
     """
-    pilot, counted = pilot_trials(trials, len(games)), counted_trials(trials, len(games))
+    pilot, counted = pilot_trials(trials), counted_trials(trials, len(games))
     worlds, done = np.arange(pilot) % 2 == 1, 0
     half, whole = np.arange(pilot) % 4 < 2, np.ones(pilot, bool)
 

@@ -194,7 +194,7 @@ def test_identical_worlds_are_told_apart_no_more_often_than_stated():
         absolute += abs(mu_of(found.bounds)) > 0
     most = binom(repetitions, 0.05).isf(1e-6)
     assert alarms <= most
-    assert pilot_trials(each, 1) + 2 * counted_trials(each, 1) == each
+    assert pilot_trials(each) + 2 * counted_trials(each, 1) == each
     assert absolute > most
 
 
