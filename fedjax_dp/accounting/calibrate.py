@@ -65,7 +65,7 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
     event = event.scaled(1 / first)
     refused: list[NotCoveredError] = []
     before = [part for part in event.parts if isinstance(part, Past)] if isinstance(event, Composed) else []
-    spent = epsilon_of(Composed(tuple(before)), delta, chosen) if before else 0.0
+    spent = epsilon_of(Composed(tuple(before)), delta, chosen)
     if not epsilon > spent:
         raise UnreachableError(f"epsilon must be above the {spent:.4g} that was spent before, got {epsilon:g}")
     epsilon -= spent

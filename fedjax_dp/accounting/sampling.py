@@ -16,7 +16,7 @@ class _Law:
 
     adjacencies: ClassVar[tuple[Adjacency, ...]] = (Adjacency.REPLACE_ONE,)  # neighbours of which something is proved
     gaussian_only: ClassVar[bool] = False  # whether its price is known of Gaussian noise alone
-    keeps_draw: ClassVar[bool] = False  # whether what is drawn stays for all sums of an event, so that none is split
+    keeps_draw: ClassVar[bool] = False  # whether a draw holds for all sums of an event, which then cannot be split
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

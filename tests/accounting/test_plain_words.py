@@ -2,11 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
+from noisy_sums import poisson, unsampled
 from scipy.stats import norm
 
 from fedjax_dp import accounting
-from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, Guarantee, Unit, View, attack_bounds, epsilon_of
+from fedjax_dp.accounting import Adjacency, Guarantee, Unit, View, attack_bounds, epsilon_of
 from fedjax_dp.accounting.plain_words import epsilon_warnings
 
 DELTA = 1e-5
@@ -22,7 +24,7 @@ def _by_epsilon_alone(epsilon):
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 2.5])
 def test_of_one_gaussian_they_are_those_of_its_best_test(mu):
-    event = GaussianSteps(1 / mu, FullBatch(), Adjacency.ADD_REMOVE, 1)
+    event = unsampled(1 / mu)
     bounds = _bounds(event)
     assert bounds.of_curve
     assert bounds.right == pytest.approx(norm.cdf(mu / 2), abs=1e-9)
@@ -33,7 +35,7 @@ def test_of_one_gaussian_they_are_those_of_its_best_test(mu):
 
 @pytest.mark.parametrize("rate", [0.05, 0.5])
 def test_of_one_sampled_gaussian_too(rate):
-    event = GaussianSteps(1.0, accounting.Poisson(rate), Adjacency.ADD_REMOVE, 1)
+    event = poisson(1.0, rate, 1)
     bounds, distance = _bounds(event), rate * (2 * norm.cdf(0.5) - 1)
     assert bounds.right == pytest.approx((1 + distance) / 2, rel=1e-3)
     there = (1 - rate) * 0.01 + rate * norm.cdf(1 - norm.ppf(0.99))  # one direction, with false alarms where it is not
@@ -43,14 +45,14 @@ def test_of_one_sampled_gaussian_too(rate):
 
 @pytest.mark.parametrize("accountant", ["rdp", "zcdp"])
 def test_looser_accountants_leave_more_open_and_never_less(accountant):
-    event = GaussianSteps(4.0, FullBatch(), Adjacency.REPLACE_ONE, 10)
+    event = unsampled(4.0, 10, Adjacency.REPLACE_ONE)
     loose, tight = _bounds(event, accountant), _bounds(event)
     assert tight.right <= loose.right <= _by_epsilon_alone(epsilon_of(event, DELTA, accountant)) + 1e-9
     assert tight.recognised <= loose.recognised
 
 
 def test_where_no_curve_is_proved_epsilon_and_delta_decide_and_it_is_said():
-    event = GaussianSteps(1.0, accounting.Poisson(0.1), Adjacency.ADD_REMOVE, 3)
+    event = poisson(1.0, 0.1, 3)
     bounds = attack_bounds(event, 1.0, DELTA, "gaussian")  # which has no theorem for it
     assert not bounds.of_curve
     assert bounds.right == pytest.approx(_by_epsilon_alone(1.0))
@@ -59,21 +61,19 @@ def test_where_no_curve_is_proved_epsilon_and_delta_decide_and_it_is_said():
 
 
 def test_without_a_release_guesses_are_blind_and_without_noise_certain():
-    nothing = GaussianSteps(1.0, FullBatch(), Adjacency.ADD_REMOVE, 0)
+    nothing = unsampled(1.0, 0)
     assert attack_bounds(nothing, 0.0, DELTA)[:2] == pytest.approx((0.5, 0.01))
-    assert attack_bounds(GaussianSteps(0.0, FullBatch(), Adjacency.ADD_REMOVE, 1), math.inf, DELTA)[:2] == (1.0, 1.0)
+    assert attack_bounds(unsampled(0.0), math.inf, DELTA)[:2] == (1.0, 1.0)
 
 
 def test_the_balanced_rate_is_where_the_curve_crosses_the_diagonal():
-    import numpy as np
-
     curve = accounting.TradeOff(None, np.array([0.0, 1.0, 2.0]), np.array([0.4, 0.2, 0.05]))
     assert float(curve(curve.equal_error_rate)) == pytest.approx(curve.equal_error_rate)
     assert accounting.TradeOff().equal_error_rate == 0.0
 
 
 def test_words_go_by_what_neighbours_are():
-    bounds = _bounds(GaussianSteps(1.0, FullBatch(), Adjacency.ADD_REMOVE, 1))
+    bounds = _bounds(unsampled(1.0))
     guess, alarms, basis = bounds.in_words(Unit.CLIENT, Adjacency.ADD_REMOVE)
     assert "50% likely that one client with all its records was used" in guess
     assert "right in at most 70% of cases" in guess
@@ -83,7 +83,7 @@ def test_words_go_by_what_neighbours_are():
 
 
 def test_they_are_stored_with_the_guarantee():
-    bounds = _bounds(GaussianSteps(1.0, FullBatch(), Adjacency.ADD_REMOVE, 1))
+    bounds = _bounds(unsampled(1.0))
     promise = Guarantee((1.0,), DELTA, Unit.RECORD, Adjacency.ADD_REMOVE, View.UPLOADS, "x", (), attacks=(bounds,))
     assert Guarantee.from_full_dict(promise.to_full_dict()) == promise
     assert promise.to_full_dict()["attack"]["statement"] == list(promise.in_plain_words)
