@@ -13,9 +13,6 @@ from typing import Any
 from fedjax_dp import errors, options, own_code, validation
 from fedjax_dp.options import REQUIRED, Option, Options, about, is_part
 
-LAST = ("drop", "keep")  # treatments of the last, smaller batch of a pass over the records
-RATES = ("size", "opacus")  # sampling rates of Poisson batches
-
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -91,98 +88,58 @@ def number(
     return Option(name, hint, default, about(text, default=words, **more))
 
 
+_MOST = number("cohort_most", int, "maximum number of clients in a round")
+_ONE_BY_ONE = number("one_by_one", bool, "train a client that is drawn m times m times instead of once", False)
+_SEPARATION = number("separation", int, "minimum number of rounds from one participation of a client to its next")
+_CHOSEN = number("chosen", int, "number of rounds of each pass that a client is in", 1)
 _PASS = number(
     "pass_rounds",
     int,
     "rounds per pass; in each pass a client is in `chosen` rounds (allocation), always in the same round (bins), or "
     "possibly in the round of its id (cyclic-poisson)",
 )
+_LOG = number(
+    "participation_log",
+    str,
+    "CSV of round,client, both counted from 0: who takes part in each round, instead of cohort_size",
+    metavar="FILE",
+)
 COHORTS: dict[str, Choice] = {
     "uniform": Choice("UniformCohort", size="size"),
     "poisson": Choice("PoissonCohort", size="size"),
-    "truncated": Choice(
-        "TruncatedPoissonCohort",
-        size="size",
-        numbers={"most": number("cohort_most", int, "maximum number of clients in a round")},
-    ),
-    "md": Choice(
-        "MultinomialCohort",
-        size="draws",
-        numbers={
-            "one_by_one": number(
-                "one_by_one", bool, "train a client that is drawn m times m times instead of once", False
-            )
-        },
-    ),
+    "truncated": Choice("TruncatedPoissonCohort", size="size", numbers={"most": _MOST}),
+    "md": Choice("MultinomialCohort", size="draws", numbers={"one_by_one": _ONE_BY_ONE}),
     "cyclic": Choice("CyclicCohort", size="size"),
     "cyclic-poisson": Choice("CyclicPoissonCohort", size="size", numbers={"pass_rounds": _PASS}),
-    "separated": Choice(
-        "SeparatedCohort",
-        size="size",
-        numbers={
-            "separation": number(
-                "separation", int, "minimum number of rounds from one participation of a client to its next"
-            )
-        },
-    ),
-    "allocation": Choice(
-        "AllocatedCohort",
-        numbers={
-            "pass_rounds": _PASS,
-            "chosen": number("chosen", int, "number of rounds of each pass that a client is in", 1),
-        },
-    ),
+    "separated": Choice("SeparatedCohort", size="size", numbers={"separation": _SEPARATION}),
+    "allocation": Choice("AllocatedCohort", numbers={"pass_rounds": _PASS, "chosen": _CHOSEN}),
     "bins": Choice("BinnedCohort", numbers={"pass_rounds": _PASS}),
-    "log": Choice(
-        "LoggedCohort.read",
-        numbers={
-            "file": number(
-                "participation_log",
-                str,
-                "CSV of round,client, both counted from 0: who takes part in each round, instead of cohort_size",
-                metavar="FILE",
-            )
-        },
-    ),
+    "log": Choice("LoggedCohort.read", numbers={"file": _LOG}),
 }
 
+_RATE = number(
+    "poisson_rate",
+    str,
+    "sampling rate of a record; size: B / n_k, at most 1; opacus: 1 / ceil(n_k / B)",
+    "size",
+    choices=("size", "opacus"),
+)
+_LAST = number("last", str, "drop or keep the last, smaller batch of a pass", "drop", choices=("drop", "keep"))
 BATCHES: dict[str, Choice] = {
     "without-replacement": Choice("FixedBatches", size="size"),
     "with-replacement": Choice("ReplacementBatches", size="size"),
-    "poisson": Choice(
-        "PoissonBatches",
-        size="size",
-        numbers={
-            "rate": number(
-                "poisson_rate",
-                str,
-                "sampling rate of a record; size: B / n_k, at most 1; opacus: 1 / ceil(n_k / B)",
-                "size",
-                choices=RATES,
-            )
-        },
-    ),
+    "poisson": Choice("PoissonBatches", size="size", numbers={"rate": _RATE}),
     "full": Choice("FullBatches"),
-    "epochs": Choice(
-        "EpochBatches",
-        size="size",
-        numbers={"last": number("last", str, "drop or keep the last, smaller batch of a pass", "drop", choices=LAST)},
-    ),
+    "epochs": Choice("EpochBatches", size="size", numbers={"last": _LAST}),
     "allocated": Choice("AllocatedBatches", size="size"),
     "bins": Choice("AllocatedBatches", size="size", always={"kept": True}),
 }
 
+_TRIM = number("trim", float, "fraction of the updates to drop at either end, in each coordinate", 0.1)
+_ESTIMATORS = ("full", "wor_delta", "wor_model", "biased", "renorm", "precision", "mean", "median")
 ESTIMATORS: dict[str, Choice] = {
-    **{
-        name: Choice("ESTIMATORS", name)
-        for name in ("full", "wor_delta", "wor_model", "biased", "renorm", "precision", "mean", "median")
-    },
-    "trimmed_mean": Choice(
-        "TrimmedMean",
-        numbers={
-            "trim": number("trim", float, "fraction of the updates to drop at either end, in each coordinate", 0.1)
-        },
-    ),
+    **{name: Choice("ESTIMATORS", name) for name in _ESTIMATORS},
+    "trimmed_mean": Choice("TrimmedMean", numbers={"trim": _TRIM}),
 }
 
 
@@ -249,17 +206,12 @@ def _changes(what: str, quantity: str) -> dict[str, Choice]:
 
 NOISE_SCHEDULES, CLIP_SCHEDULES = _changes("noise", "noise multiplier"), _changes("clip", "clip norm")
 
-SECURE: dict[bool, Choice] = {
-    False: Choice("PlainSum"),
-    True: Choice(
-        "SecureSum",
-        numbers={
-            "bits": number("ring_bits", int, "bits of the secure sum's integers: 32 or 64", 32),
-            "fractional_bits": number("fractional_bits", int, "fractional bits of the secure sum's fixed point", 16),
-            "neighbours": number("neighbours", int, "clients that each client shares a mask with", None, words="all"),
-        },
-    ),
+_SECURE_SUM = {
+    "bits": number("ring_bits", int, "bits of the secure sum's integers: 32 or 64", 32),
+    "fractional_bits": number("fractional_bits", int, "fractional bits of the secure sum's fixed point", 16),
+    "neighbours": number("neighbours", int, "clients that each client shares a mask with", None, words="all"),
 }
+SECURE: dict[bool, Choice] = {False: Choice("PlainSum"), True: Choice("SecureSum", numbers=_SECURE_SUM)}
 
 _MOMENTUM = number("momentum", float, "momentum of the server: v <- momentum v + update", None, words="none")
 _SERVER_B1 = number("b1", float, "decay of the server's first moment", 0.9)
@@ -279,28 +231,21 @@ SERVERS: dict[str, Choice] = {
 }
 
 
-def _average(name: str, one: Option) -> Choice:
-    return Choice("ModelAverage.of", name, numbers={one.name: one})
-
-
+_AVERAGES = {
+    "exponential": number(
+        "average_decay",
+        float,
+        "decay of the weights: model t - k has weight average_decay^k; 0: the last model alone",
+        0.9,
+    ),
+    "polyak": number("average_from", int, "first round whose model counts in the mean; 0: all rounds", 0),
+    "polynomial": number(
+        "average_power", float, "power of the weights: model t has weight about t^power; 0: equal", 8.0
+    ),
+}
 AVERAGES: dict[str, Choice] = {
     "none": Choice(),
-    "exponential": _average(
-        "exponential",
-        number(
-            "average_decay",
-            float,
-            "decay of the weights: model t - k has weight average_decay^k; 0: the last model alone",
-            0.9,
-        ),
-    ),
-    "polyak": _average(
-        "polyak", number("average_from", int, "first round whose model counts in the mean; 0: all rounds", 0)
-    ),
-    "polynomial": _average(
-        "polynomial",
-        number("average_power", float, "power of the weights: model t has weight about t^power; 0: equal", 8.0),
-    ),
+    **{name: Choice("ModelAverage.of", name, numbers={one.name: one}) for name, one in _AVERAGES.items()},
 }
 
 CHOICES: dict[str, Slot] = {
