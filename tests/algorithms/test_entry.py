@@ -219,6 +219,8 @@ def test_a_bare_function_of_options_is_an_entry_too():
     assert made.options["rate"].about.text == "of the server"
     assert not made.private
     assert made(rate=1.0, **COMMON) == fdp.fedavg(**COMMON)
+    with pytest.raises(fdp.ConfigurationError, match="server must be left out for an entry with its own server"):
+        made(rate=1.0, **COMMON, server="adam")
 
 
 def halved(**common: Unpack[Common]) -> fdp.Algorithm:

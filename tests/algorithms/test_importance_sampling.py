@@ -80,32 +80,6 @@ def test_conditions_of_an_optimum_hold(case):
         assert (slopes[q == RAREST / len(q)] <= multiplier * (1 + 1e-9)).all()  # and these less
 
 
-@given(clients())
-@settings(max_examples=100, deadline=None)
-def test_no_nearby_probabilities_are_better(case):
-    shares, norms, terms, draws, strength = case
-    q = sampling_probabilities(shares, norms, terms, draws, strength)
-
-    def objective(q):
-        return np.sum((shares * norms) ** 2 / q + strength * (shares * terms) ** 2 / np.sqrt(q))
-
-    uniform = np.full(len(q), 1 / len(q))
-    for share in (1e-4, 0.1, 1.0):
-        assert objective(q) <= objective((1 - share) * q + share * uniform) * (1 + 1e-9)
-
-
-@given(clients())
-@settings(max_examples=100, deadline=None)
-def test_larger_gradients_and_noise_mean_more_draws(case):
-    """Theorem 3."""
-    shares, norms, terms, draws, strength = case
-    order = np.argsort(shares * norms)
-    norms, shares = norms[order], shares[order]
-    terms = np.sort(shares * terms) / shares
-    q = sampling_probabilities(shares, norms, terms, draws, strength)
-    assert (np.diff(q) >= -1e-12).all()
-
-
 @pytest.mark.parametrize("scale", [1e-150, 1e-5, 1e100])
 def test_units_do_not_matter(scale):
     q = sampling_probabilities(SHARES, NORMS, TERMS, 2)

@@ -65,12 +65,13 @@ dataset = Dataset("random", x[:records], y[:records], x[records:], y[records:], 
 data = federate(dataset, np.split(np.arange(records), np.cumsum(sizes)[:-1]))
 common = {"cohort_size": 5, "batch_size": 4, "local_steps": 2, "learning_rate": 0.1}
 noise = {"clip_norm": 1.0, "noise_multiplier": 1.0}
-cases = {  # a cohort that no mesh divides, one that varies, tables by client, a second exchange, masks
+cases = {  # a cohort that no mesh divides, one that varies, tables by client, a second exchange, masks, no sum
     "dpnfl": (fdp.dpnfl(**common, **noise), None),
     "poisson": (fdp.dp_fedavg(**common, **noise), None),
     "scaffold": (fdp.scaffold(**common), None),
     "rfedavg_plus": (fdp.rfedavg_plus(**common), mlp((features,), 3, (4,))),
     "cpfed": (fdp.cpfed(**common, **noise), None),
+    "median": (fdp.fedavg(**common, estimator="median"), None),
 }
 
 def end(name, devices, parts, together=1, host=False):
@@ -91,7 +92,7 @@ ON_MANY = {
 @pytest.mark.slow
 @pytest.mark.parametrize("law", usual(ON_MANY, ("one sum is rounded",)))
 def test_one_device_is_as_many(law):
-    names = "('dpnfl', 'scaffold')" if "rounded" in law or "host" in law else "cases"
+    names = "('dpnfl', 'scaffold', 'median')" if "rounded" in law or "host" in law else "cases"
     told = f"{MANY}\nprint([name for name in {names} if not {ON_MANY[law]}])"
     assert child(told, **{devices.CPU_DEVICES: "8"}) == ["[]"]
 

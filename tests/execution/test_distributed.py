@@ -20,8 +20,6 @@ import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.execution import distributed
 from fedjax_dp.experiments import run_folder as folder
-from fedjax_dp.prng import role_key
-from fedjax_dp.rounds.simulation import run_key
 
 PLAIN = ["--algorithm", "fedavg", "--rounds", "6", "--checkpoint-every", "3", "--evaluate-every", "2"]
 SOURCE = pathlib.Path(fedjax_dp.__file__).parent.parent
@@ -182,15 +180,6 @@ def test_a_cluster_that_jax_cannot_make_out_is_refused_whatever_it_raises(error,
         pass
 
 
-@pytest.mark.exhaustive  # CI: test_a_cluster_that_jax_cannot_make_out_is_refused_whatever_it_raises, above
-def test_a_coordinator_without_a_cluster_is_refused():
-    environment = {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}  # half of one, of which JAX warns
-    code, _, told = ended(begin(["-m", "fedjax_dp", "run", "--coordinator", "auto"], environment=environment))
-    assert code == 2
-    assert told.count("\n") == 1
-    assert "auto where JAX finds no cluster" in told
-
-
 def test_devices_of_processes_are_taken_alike(monkeypatch):
     class Device:
         platform = "cpu"
@@ -256,47 +245,6 @@ def test_a_fixed_order_gives_the_same_bits_on_any_processes_and_stdout_is_clean(
         first, *others = run_together([*words, "--out", str(out)], count, lambda index, n=devices: {"devices": n})
         assert json.loads(first[1])["history"] == alone["history"]
         assert all(other[:2] == (0, "") for other in others)
-
-
-PROGRAM = """
-import json, sys
-import jax
-jax.distributed.initialize("localhost:{port}", 2, int(sys.argv[1]))
-import numpy as np
-import fedjax_dp as fdp
-from fedjax_dp.rounds import prefetch
-read, copied = [], prefetch.Prefetcher._copied
-prefetch.Prefetcher._copied = lambda self, rows: (read.append(rows.tolist()), copied(self, rows))[1]
-prefetch.MOST = 1
-algorithm = fdp.fedavg(cohort_size=4, batch_size=1, local_steps=2, learning_rate=0.1)
-run = fdp.simulate(algorithm, fdp.data.open_store({store!r}), rounds=3, on_host=True)
-state = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(run.params)]
-print("told", json.dumps([read, state]))
-"""
-
-
-@pytest.mark.exhaustive
-def test_from_python_each_process_reads_the_records_of_its_own_clients(tmp_path):
-    data = scattered_data()
-    fdp.data.save_store(data, tmp_path / "store")
-    program = PROGRAM.format(port=free_port(), store=str(tmp_path / "store"))
-    started = [begin(["-c", program, str(index)]) for index in range(2)]
-    told = []
-    for process in started:
-        code, out, text = ended(process)
-        assert code == 0, text
-        told.append(json.loads(next(line for line in out.splitlines() if "told" in line).partition("told ")[2]))
-    algorithm = fdp.fedavg(cohort_size=4, batch_size=1, local_steps=2, learning_rate=0.1)
-    alone = fdp.simulate(algorithm, data, rounds=3)
-    for (_, params), leaf_by_leaf in zip(told, [jax.tree.leaves(alone.params)] * 2, strict=True):
-        for found, wanted in zip(params, leaf_by_leaf, strict=True):
-            np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
-    key = role_key(run_key(0), "cohort")
-    held = [np.arange(start, start + size) for start, size in zip(data.offsets, data.sizes, strict=True)]
-    for index, (one, other) in enumerate(zip(*(read for read, _ in told), strict=True)):
-        cohort = np.asarray(algorithm.cohort.sample(fdp.parts.CohortKeys.of(key, index), index, data.shares).ids)
-        assert sorted(one + other) == sorted(np.concatenate([held[client] for client in cohort]).tolist())
-        assert not set(one) & set(other)
 
 
 def started_long(out, port):

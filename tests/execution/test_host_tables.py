@@ -5,7 +5,6 @@ import dataclasses
 import jax
 import numpy as np
 import pytest
-from helpers import usual
 from on_host import COMMON, FEATURES, data, end  # noqa: F401
 
 import fedjax_dp as fdp
@@ -18,11 +17,7 @@ from fedjax_dp.rounds import prefetch, simulation
 from fedjax_dp.rounds.checkpoint import Checkpoints
 
 MODEL = logistic_regression((FEATURES,), 3)
-KEEPING = {
-    "controls": fdp.scaffold(**COMMON),
-    "rule": fdp.fedavg.of({**COMMON, "local_rule": "momentum", "keep_rule": True}),
-    "both": fdp.scaffold(**COMMON | {"cohort_size": 4}, dropout=0.4),
-}
+CONTROLS = fdp.scaffold(**COMMON)
 
 
 def test_rows_are_what_was_written_and_the_first_row_elsewhere():
@@ -51,20 +46,9 @@ def test_a_table_of_a_million_clients_takes_the_room_of_few():
     assert table.read(np.array([3, 4]), 2).mean(1).tolist() == [1, 0]
 
 
-# CI: test_a_run_goes_on_from_its_state_which_stays_the_callers
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", usual(KEEPING, ["controls"]))
-def test_the_host_keeps_what_devices_would(name, data, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(prefetch, "MOST", 2)  # clients come back in later blocks
-    state = fdp.simulate(KEEPING[name], data, rounds=7, on_host=True).state
-    assert prefetch.tables_of(state)
-    for a, b in zip(end(KEEPING[name], data, False), end(KEEPING[name], data, True), strict=True):
-        np.testing.assert_array_equal(a, b)
-
-
 def test_only_the_rows_of_a_block_are_on_devices(data, monkeypatch):  # noqa: F811
     monkeypatch.setattr(prefetch, "MOST", 2)
-    run, state = simulation.initialize(KEEPING["controls"], data, MODEL, fdp.execution.all_devices(), on_host=True)
+    run, state = simulation.initialize(CONTROLS, data, MODEL, fdp.execution.all_devices(), on_host=True)
     rows = prefetch.load_rows(state, run.prefetcher.block(0), run.execution)
     members = COMMON["cohort_size"]
     assert [table.shape[0] for table in jax.tree.leaves(rows.clients)] == [2 * members]
@@ -73,11 +57,11 @@ def test_only_the_rows_of_a_block_are_on_devices(data, monkeypatch):  # noqa: F8
 
 @pytest.mark.slow
 def test_a_run_goes_on_from_its_state_which_stays_the_callers(data):  # noqa: F811
-    algorithm, whole = KEEPING["controls"], end(KEEPING["controls"], data, True)
-    half = fdp.simulate(algorithm, data, rounds=3, evaluate_every=3, on_host=True).state
+    whole = end(CONTROLS, data, True)
+    half = fdp.simulate(CONTROLS, data, rounds=3, evaluate_every=3, on_host=True).state
     before = [np.array(leaf) for leaf in jax.tree.leaves(half)]
     for on_host in (True, False):
-        for a, b in zip(end(algorithm, data, on_host, start=half), whole, strict=True):
+        for a, b in zip(end(CONTROLS, data, on_host, start=half), whole, strict=True):
             np.testing.assert_array_equal(a, b)
     for a, b in zip(before, jax.tree.leaves(half), strict=True):
         np.testing.assert_array_equal(a, np.asarray(b))
@@ -85,16 +69,15 @@ def test_a_run_goes_on_from_its_state_which_stays_the_callers(data):  # noqa: F8
 
 @pytest.mark.slow
 def test_checkpoints_hold_the_rows(data, tmp_path):  # noqa: F811
-    algorithm = KEEPING["controls"]
-    half = fdp.simulate(algorithm, data, rounds=3, on_host=True).state
+    half = fdp.simulate(CONTROLS, data, rounds=3, on_host=True).state
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(half)
-    back = checkpoints.restore(simulation.initial_server_state(algorithm, data, MODEL, 0, True))
+    back = checkpoints.restore(simulation.initial_server_state(CONTROLS, data, MODEL, 0, True))
     assert jax.tree.structure(back) == jax.tree.structure(half)
     for a, b in zip(*map(jax.tree.leaves, (half, back)), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
     with pytest.raises(errors.ConfigurationError, match="checkpoint of round 3"):
-        checkpoints.restore(simulation.initial_server_state(algorithm, data, MODEL, 0, False))
+        checkpoints.restore(simulation.initial_server_state(CONTROLS, data, MODEL, 0, False))
     checkpoints.close()
 
 
@@ -104,7 +87,6 @@ def test_what_looks_at_rows_of_others_keeps_its_tables_on_devices(data):  # noqa
         def send(self, state, members):
             return state.clients[members.ids].mean(0)
 
-    algorithm = KEEPING["controls"]
-    local = dataclasses.replace(algorithm.local, corrections=(Nosy(),))
-    assert algorithm.local.separable_state
+    local = dataclasses.replace(CONTROLS.local, corrections=(Nosy(),))
+    assert CONTROLS.local.separable_state
     assert not local.separable_state

@@ -140,7 +140,7 @@ def test_what_cannot_be_meant_is_refused_in_one_line(entry, options, message):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", usual(["dpnfl", "dp_fedavg"], ["dpnfl"]))
-def test_factors_of_one_are_todays_run_bit_for_bit_and_other_runs_go_on_where_they_stopped(entry):
+def test_factors_of_one_change_no_bit_of_a_run(entry):
     private = {"clip_norm": 1.0, "noise_multiplier": 2.0}
     ones = {
         f"{what}_{name}": value
@@ -149,23 +149,5 @@ def test_factors_of_one_are_todays_run_bit_for_bit_and_other_runs_go_on_where_th
     }
     plain, same = (fdp.CATALOGUE[entry].of({**COMMON, **private, **more}) for more in ({}, ones))
     ends = [fdp.run(each, DATA, rounds=4, seed=2, delta=1e-3, model=MODEL) for each in (plain, same)]
-    for a, b in zip(*(jax.tree.leaves(end.params) for end in ends), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, *(end.params for end in ends))
     assert ends[0].guarantee == ends[1].guarantee
-    changing = fdp.CATALOGUE[entry].of(
-        {**COMMON, **private, **CHANGING, "clip_schedule": "list", "clip_factors": "1,2,0.5,1"}
-    )
-    states = []
-    whole = fdp.simulate(
-        changing,
-        DATA,
-        rounds=4,
-        seed=2,
-        model=MODEL,
-        evaluate_every=2,
-        on_pause=lambda s, _: states.append(jax.device_get(s)),
-    )
-    assert any(np.any(a != b) for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(ends[0].params)))
-    again = fdp.simulate(changing, DATA, rounds=4, seed=2, model=MODEL, evaluate_every=2, start=states[-2])
-    for a, b in zip(jax.tree.leaves(whole.params), jax.tree.leaves(again.params), strict=True):
-        np.testing.assert_array_equal(a, b)

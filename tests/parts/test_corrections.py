@@ -1,11 +1,11 @@
 """What corrections keep is what they say."""
 
-import dataclasses
 import functools
 import itertools
 
 import jax.numpy as jnp
 import numpy as np
+import own_parts as own
 import pytest
 from helpers import ragged_data, refusal, states_of, usual
 
@@ -86,7 +86,7 @@ def test_what_clients_keep_has_one_shape_or_is_refused_by_the_name_of_the_part(e
     size = 12
 
     def keeping(part):
-        return dataclasses.replace(plain, local=dataclasses.replace(plain.local, corrections=(part,)))
+        return own.steps(plain, corrections=(part,))
 
     def run(part):
         return fdp.run(keeping(part), data, rounds=1, delta=1e-3, model=MODEL)
@@ -109,8 +109,7 @@ def test_a_row_that_did_not_begin_is_refused():
         def finish(self, update, client, total_rate, extra_gradient):
             return (), update
 
-    plain = CATALOGUE["fedavg"].of(COMMON)
-    algorithm = dataclasses.replace(plain, local=dataclasses.replace(plain.local, corrections=(Grows(),)))
+    algorithm = own.steps(CATALOGUE["fedavg"].of(COMMON), corrections=(Grows(),))
     message = refusal(functools.partial(fdp.simulate, algorithm, ragged_data([6, 6, 6]), rounds=1, model=MODEL))
     wanted = "the client's new row, the second value that Grows.finish returns, must be shaped like the old row"
     assert wanted in message

@@ -51,8 +51,7 @@ def test_records_of_a_client_that_is_not_invited_reach_no_model():
         fdp.simulate(algorithm, held, rounds=2, model=TwoLayerModel(3, 4)).params
         for held in (data, dataclasses.replace(data, x=spoiled))
     ]
-    for usual, other in zip(*map(jax.tree.leaves, ends), strict=True):
-        np.testing.assert_array_equal(usual, other)
+    jax.tree.map(np.testing.assert_array_equal, *ends)
 
 
 def test_both_penalties_of_rfedavg_have_the_same_gradient():

@@ -244,15 +244,11 @@ def test_the_variance_is_that_of_the_noise_for_every_law_of_batches(name):
 def test_nobody_tells_the_variance_of_noise_in_units_of_records():
     median = parts.RecordGaussian(clip_norm=1.0, noise_multiplier=1.0, bound=bound_of("tensor-median"))
     algorithm = fdp.dpnfl(**COMMON, **PRIVATE, local_rule="adam_bc")
-    local = dataclasses.replace(algorithm.local, privatizer=median)
-    told = refusal(check, dataclasses.replace(algorithm, local=local), DATA, 1)
-    assert "RecordGaussian by the median" in told
-    local = dataclasses.replace(algorithm.local, privatizer=own.Noises(clip_norm=1.0, noise_multiplier=1.0))
-    told = refusal(check, dataclasses.replace(algorithm, local=local), DATA, 1)
-    assert "Noises, which does not declare the variance of its noise" in told
+    assert "RecordGaussian by the median" in refusal(check, own.steps(algorithm, privatizer=median), DATA, 1)
+    silent = own.steps(algorithm, privatizer=own.Noises(clip_norm=1.0, noise_multiplier=1.0))
+    assert "Noises, which does not declare the variance of its noise" in refusal(check, silent, DATA, 1)
     for rule in ("sgd", "adam"):
-        other = dataclasses.replace(local, rule=LOCAL_RULES[rule])
-        check(dataclasses.replace(algorithm, local=other), DATA, 1)
+        check(own.steps(silent, rule=LOCAL_RULES[rule]), DATA, 1)
 
 
 WRONG = {
@@ -269,7 +265,7 @@ def test_numbers_that_cannot_be_meant_are_refused(name):
 
 
 def with_rule(algorithm, **rule):
-    return dataclasses.replace(algorithm, local=dataclasses.replace(algorithm.local, rule=LocalRule(**rule)))
+    return own.steps(algorithm, rule=LocalRule(**rule))
 
 
 @pytest.mark.slow
@@ -297,7 +293,7 @@ def test_proofs_that_ask_for_plain_steps_refuse_every_other_rule():
     for name, rule in LOCAL_RULES.items():
         assert rule.is_sgd == (name == "sgd")
         for algorithm in (output, controls):
-            changed = dataclasses.replace(algorithm, local=dataclasses.replace(algorithm.local, rule=rule))
+            changed = own.steps(algorithm, rule=rule)
             if rule.is_sgd:
                 check(changed, DATA, 1)
             else:

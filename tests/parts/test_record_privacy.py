@@ -1,6 +1,7 @@
-"""Noise on the gradients of records has the size that is accounted."""
+"""Noise on the gradients of records has the size that is accounted, and none is lost."""
 
 import numpy as np
+import pytest
 from helpers import noise_of_steps
 
 
@@ -20,3 +21,12 @@ def test_noise_of_one_step_has_standard_deviation_z_c_over_b_and_five_percent_is
     }
     for name, values in wrong.items():
         assert abs(z(values)) > 4.89, name
+
+
+@pytest.mark.slow
+def test_the_noise_of_an_update_is_not_lost_in_the_rounding_of_a_large_model():
+    near, far = (noise_of_steps(32, 3, 4, learning_rate=1e-3, steps=5, start=at) for at in (0.0, 2.0**20))
+    np.testing.assert_array_equal(near, far)
+    lost = (np.float32(2.0**20) + near) - np.float32(2.0**20)  # the wrong program: end minus start
+    assert np.all(lost == 0)
+    assert np.all(near != 0)

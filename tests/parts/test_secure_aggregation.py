@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import usual
+from helpers import refusal, usual
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -15,7 +15,6 @@ from jax.extend.random import threefry_2x32
 from scipy import stats
 
 from fedjax_dp import prng
-from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.parts import secure_aggregation
 from fedjax_dp.parts.secure_aggregation import SecureSum
 from fedjax_dp.prng import role_key
@@ -129,25 +128,6 @@ def test_the_sum_of_those_present_is_exact_and_only_with_recovery(transport):
         np.testing.assert_array_equal(total(transport, KEY, 3, IDS, EVERYONE, present, summed), expected)
         unrecovered = (np.asarray(decode(transport, summed)) != expected).mean()
         assert unrecovered > 0.9 if dropped else unrecovered == 0
-
-
-def test_members_and_rounds_can_be_mapped():
-    transport, present = KINDS[1], np.stack([EVERYONE, IDS > 3])
-
-    @jax.jit
-    @functools.partial(jax.vmap, in_axes=(0, 0))
-    def one_round(round_index, here):
-        member = functools.partial(transport.message, KEY, round_index)
-        words, _ = jax.vmap(member, in_axes=(0, None, None, 0))(
-            jnp.arange(R), jnp.array(IDS), jnp.array(EVERYONE), FLATS
-        )
-        summed = jnp.where(here[:, None, None], words, 0).sum(0)
-        return words, transport.total(KEY, round_index, jnp.array(IDS), jnp.array(EVERYONE), here, summed)
-
-    words, sums = one_round(jnp.arange(2), present)
-    for t, here in enumerate(present):
-        np.testing.assert_array_equal(words[t], uploads(transport, KEY, t, IDS, EVERYONE, FLATS)[0])
-        np.testing.assert_array_equal(sums[t], floats(fixed(FLATS, transport)[here].sum(0), transport))
 
 
 @each_kind
@@ -277,9 +257,7 @@ def test_64_bits_decode_to_the_nearest_float():
     ],
 )
 def test_refusals_are_one_line_that_says_what_to_change(transport, members, word):
-    with pytest.raises(ConfigurationError, match=word) as caught:
-        transport.check(members)
-    assert "\n" not in str(caught.value)
+    assert word in refusal(transport.check, members)
 
 
 def test_what_fits_is_accepted():

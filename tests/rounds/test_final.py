@@ -28,8 +28,7 @@ PRIVATE = averaged("dpnfl", clip_norm=1.0, noise_multiplier=2.0)
 
 
 def equal(one, other):
-    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
 
 
 @pytest.fixture(scope="module")

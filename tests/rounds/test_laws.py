@@ -43,6 +43,10 @@ PARENTS = {
         ("dpnfl", {"clip_norm": 1e6, "momentum": 0.5, "l2": 0.0, "schedule": "constant"}),
         ("fedavgm", {"momentum": 0.5}),
     ),
+    "addpnfl, one round of a huge pi": (  # w + rate Delta / (|Delta| + pi) is w + (rate / pi) Delta to first order
+        ("addpnfl", {**PRIVATE, "b1": 0.0, "b2": 0.0, "pi": 1e6, "server_learning_rate": 1e6}),
+        ("dpnfl", {**PRIVATE}),
+    ),
     "dp_ftrl with one band": (
         ("dp_ftrl", {"clip_norm": 0.4, "noise_multiplier": 0.3, "bands": 1, "momentum": 0.0, "cohort": "uniform"}),
         ("dp_fedavg", {"clip_norm": 0.4, "noise_multiplier": 0.3, "cohort": "uniform"}),
@@ -62,22 +66,22 @@ def test_a_knob_at_zero_is_the_simpler_algorithm(name, data):
     )
 
 
-@pytest.mark.parametrize("entry", usual(["rfedavg", "rfedavg_plus"], ["rfedavg"]))
-def test_without_feature_strength_it_is_fedavg(entry, data):
-    model = TwoLayerModel(3, 4)
-    parent = final("fedavg", data, model, estimator="renorm")
-    np.testing.assert_array_equal(final(entry, data, model, feature_strength=0.0), parent)
+NOISED = {"clip_norm": 0.5, "noise_multiplier": 0.5}
+RESUMED = {
+    "controls and moments": ("dp_scaffold", {**NOISED, "server": "adam"}),
+    "features": ("rfedavg_plus", {}),
+    "a clip norm that is learnt": ("dp_fedavg", {**NOISED, "adaptive_clip": True}),
+    "a clip norm that changes": ("dp_fedavg", {**NOISED, "clip_schedule": "list", "clip_factors": "1,2,0.5,1"}),
+    "noise that changes": ("dpnfl", {**NOISED, "noise_schedule": "linear", "noise_end": 0.5, "noise_rounds": 4}),
+}
 
 
-@pytest.mark.parametrize("entry", usual(["dp_scaffold", "rfedavg_plus", "dp_fedavg"], ["dp_scaffold"]))
-def test_interrupted_runs_with_memory_equal_uninterrupted_ones_bit_for_bit(entry, data):
+@pytest.mark.parametrize("name", usual(RESUMED, ["controls and moments", "a clip norm that changes"]))
+def test_interrupted_runs_with_memory_equal_uninterrupted_ones_bit_for_bit(name, data):
+    entry, options = RESUMED[name]
     model = TwoLayerModel(3, 4) if entry == "rfedavg_plus" else MODEL
-    extra = {} if entry == "rfedavg_plus" else {"clip_norm": 0.5, "noise_multiplier": 0.5}
-    extra |= {"adaptive_clip": True} if entry == "dp_fedavg" else {}
-    extra |= {"server": "adam"} if entry == "dp_scaffold" else {}  # which keeps moments beside the tables of controls
-    value = CATALOGUE[entry].of({**COMMON, **extra})
+    value = CATALOGUE[entry].of({**COMMON, **options})
     whole = fdp.simulate(value, data, rounds=5, model=model)
     half = fdp.simulate(value, data, rounds=2, model=model)
     rest = fdp.simulate(value, data, rounds=5, model=model, start=half.state)
-    for a, b in zip(jax.tree.leaves(whole.state), jax.tree.leaves(rest.state), strict=True):
-        np.testing.assert_array_equal(a, b)
+    jax.tree.map(np.testing.assert_array_equal, whole.state, rest.state)

@@ -7,9 +7,10 @@ import pathlib
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own_parts as own
 import pytest
 import reference
-from helpers import GivenNoise, ragged_data, refusal, usual, with_given
+from helpers import ragged_data, refusal, usual, with_given
 
 import fedjax_dp as fdp
 from fedjax_dp.execution.mesh import Execution
@@ -185,40 +186,34 @@ def clipped_means(data, clip_norm):
     return by_client(zeros, data, lambda each: np.array([reference.clip_to(g, clip_norm) for g in each]))[1]
 
 
-@pytest.mark.slow
-def test_noise_to_signal_of_record_noise_equals_numpy(data):
-    clip, noise = 0.4, NOISE
-    point = last(fdp.dpnfl(**COMMON, clip_norm=clip, noise_multiplier=noise), data)
-    assert (point.objective, point.gradient_norm) == (None, None)  # not asked for
-    got = point.noise_to_signal
-    stds, signals = noise * clip / np.array(SIZES), np.linalg.norm(clipped_means(data, clip), axis=1)
-    assert got == pytest.approx(np.sqrt((12 * stds**2).mean() / (signals**2).mean()), rel=1e-4)
-    wrong = {
-        "of one coordinate": np.sqrt((stds**2).mean() / (signals**2).mean()),
-        "of the sum, not the mean": np.sqrt((12 * (noise * clip) ** 2).mean() / (signals**2).mean()),
-    }
-    for name, value in wrong.items():
-        assert got != pytest.approx(value, rel=1e-2), name
-
-
 BOUNDS = {
-    "batch": (fdp.parts.ClipBatch(), 1.0),
-    "scale": (fdp.parts.ScaleGradients(gradient_bound=8.0), None),
-    "none": (fdp.parts.Unbounded(), None),
+    "record": (fdp.parts.ClipRecords(), lambda data: np.linalg.norm(clipped_means(data, 0.4), axis=1)),
+    "batch": (fdp.parts.ClipBatch(), lambda data: np.minimum(mean_norms(data), 0.4)),
+    "scale": (fdp.parts.ScaleGradients(gradient_bound=8.0), lambda data: mean_norms(data) * 0.4 / 8),
+    "none": (fdp.parts.Unbounded(), lambda data: mean_norms(data)),
 }
 
 
+def mean_norms(data):
+    return np.linalg.norm(clipped_means(data, np.inf), axis=1)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(BOUNDS, ["batch"]))
-def test_noise_to_signal_of_other_bounds_equals_numpy(data, name):
-    bound, unit = BOUNDS[name]
-    base = fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=1.0)
-    local = dataclasses.replace(base.local, privatizer=dataclasses.replace(base.local.privatizer, bound=bound))
-    got = last(dataclasses.replace(base, local=local), data).noise_to_signal
-    signals = np.linalg.norm(clipped_means(data, np.inf), axis=1)
-    signals = {"batch": np.minimum(signals, 0.4), "scale": signals * 0.4 / 8, "none": signals}[name]
-    stds = 0.4 * np.ones(len(SIZES)) if unit else 0.4 / np.array(SIZES)
-    assert got == pytest.approx(np.sqrt((12 * stds**2).mean() / (signals**2).mean()), rel=1e-4)
+@pytest.mark.parametrize("name", usual(BOUNDS, ["record", "batch"]))
+def test_noise_to_signal_equals_numpy(data, name):
+    bound, signals_of = BOUNDS[name]
+    value = own.with_privatizer(fdp.dpnfl(**COMMON, clip_norm=0.4, noise_multiplier=NOISE), bound=bound)
+    point, signals = last(value, data), signals_of(data)
+    assert (point.objective, point.gradient_norm) == (None, None)  # not asked for
+    stds = NOISE * 0.4 / (1 if name == "batch" else np.array(SIZES))
+
+    def ratio(squares):
+        return np.sqrt(squares.mean() / (signals**2).mean())
+
+    assert point.noise_to_signal == pytest.approx(ratio(12 * stds**2), rel=1e-4)
+    assert point.noise_to_signal != pytest.approx(ratio(stds**2), rel=1e-2)  # of one coordinate
+    if name != "batch":
+        assert point.noise_to_signal != pytest.approx(ratio(12 * (NOISE * 0.4) ** 2), rel=1e-2)  # of the sum
 
 
 @pytest.mark.exhaustive  # CI: noise on records and of the server, above and below
@@ -312,20 +307,6 @@ def test_noise_to_signal_is_zero_without_noise_and_none_where_nothing_is_known(d
         assert noise_to_signal(noise, signal, np.array(present)) is None
     shared = fdp.dp_fedavg.of({**COMMON, "clip_norm": 0.5, "noise_multiplier": 8.0, "noise": "shared"})
     assert np.isnan(shared.upload.noise_std((), 1.0, 0))  # it comes with the secure sum
-
-
-def test_the_variance_of_correlated_noise_is_that_of_its_draws():
-    """20,000 draws: 5% off the standard deviation is seen; 1, the variance of one term, is rejected."""
-    source = fdp.parts.BandedNoise(bands=jnp.array([1.0, -0.5, 0.5]))
-    first = fdp.parts.StepContext(*map(jnp.int32, (0, 0, 0)), *map(jnp.float32, (1, 1)), jnp.bool_(False))
-    for step, expected in ((0, 1.0), (1, 1.25), (5, 1.5)):
-        assert float(source.variance(jnp.uint32(step))) == pytest.approx(expected)
-        values = np.asarray(
-            source.draw(jax.random.key(0), first._replace(number=jnp.uint32(step)), 20_000, ())[0], float
-        )
-        assert abs(values.var() / expected - 1) * np.sqrt(20_000 / 2) < 4.89
-    assert abs(values.var() - 1) * np.sqrt(20_000 / 2) > 4.89
-    assert GivenNoise(table=jnp.zeros(1)).variance(0) == fdp.parts.WhiteNoise().variance(0) == 1
 
 
 def history_of(*accuracies):

@@ -6,13 +6,13 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own_parts
 import pytest
 from helpers import QuadraticModel, next_state, ragged_data, refusal, states_of, target_data, thinned, usual
 
 import fedjax_dp as fdp
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.inspection import flow
-from fedjax_dp.parts import OwnPart
 from fedjax_dp.pytrees import value
 from fedjax_dp.rounds import personal
 from fedjax_dp.rounds.metrics import client_values
@@ -48,38 +48,7 @@ def close(one, other):
 
 
 @pytest.mark.exhaustive
-def test_without_a_pull_and_wholly_their_own_two_models_beside_are_the_same():
-    """Ditto's v with lambda 0 and APFL's with alpha 1 are local models with batches and noise of the personal role."""
-    ditto, apfl = fdp.algorithms.ditto(**NOISY, strength=0.0), fdp.algorithms.apfl(**NOISY, alpha=1.0)
-    same(own(ditto, run(ditto)), own(apfl, run(apfl)))
-
-
-# CI: apfl_noise of test_models_of_their_own_equal_worked_example, tests/algorithms/test_personal_examples.py
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("entry", "options"), [("finetune", {"personal_steps": 0}), ("apfl", {"alpha": 0.0})], ids=["finetune", "apfl"]
-)
-def test_models_with_nothing_of_their_own_are_the_shared_one(entry, options):
-    algorithm = fdp.CATALOGUE[entry](**NOISY, **options)
-    state = run(algorithm)
-    same(own(algorithm, state), jax.tree.map(lambda a: jnp.broadcast_to(a, (6, *a.shape)), state.params))
-    same(state.params, run(fdp.dp_fedavg_local(**NOISY, schedule="constant", l2=0.0, estimator="wor_delta")).params)
-
-
-@value
-class NoHead(OwnPart):
-    def kept(self, model):
-        return (False,) * 4
-
-
-@pytest.mark.exhaustive
-def test_what_keeps_nothing_is_federated_averaging():
-    plain = states_of(fdp.dp_fedavg_local(**NOISY, schedule="constant", l2=0.0, estimator="wor_delta"), MODEL, DATA, 3)
-    offset = fdp.algorithms.ppsgd(**NOISY, personal_learning_rate=0.0)
-    no_head = fdp.algorithms.fedper(**NOISY)
-    no_head = dataclasses.replace(no_head, local=dataclasses.replace(no_head.local, models=NoHead()))
-    for algorithm in (offset, no_head):
-        same([state.params for state in states_of(algorithm, MODEL, DATA, 3)], [state.params for state in plain])
+def test_one_cluster_is_federated_averaging_whose_choice_costs_nothing():
     renormed = states_of(fdp.dp_fedavg_local(**NOISY, schedule="constant", l2=0.0, estimator="renorm"), MODEL, DATA, 3)
     alone = states_of(fdp.algorithms.ifca(**NOISY, clusters=1), MODEL, DATA, 3)
     close([state.shared[1][0] for state in alone], [fdp.pytrees.ravel(state.params)[0] for state in renormed])
@@ -151,9 +120,7 @@ def test_two_models_in_one_clip_are_ditto_where_nothing_is_clipped_or_noised():
     for corrections in (joint.local.corrections, control):
         ends = []
         for algorithm in (joint, ditto):
-            changed = dataclasses.replace(
-                algorithm, local=dataclasses.replace(algorithm.local, corrections=corrections)
-            )
+            changed = own_parts.steps(algorithm, corrections=corrections)
             state = run(changed, 3)
             ends.append((state.params, own(changed, state)))
         close(*ends)
@@ -173,7 +140,7 @@ def test_absent_clients_keep_their_rows_bit_for_bit(entry):
     np.testing.assert_array_equal(took_part, fdp.privacy.participations(algorithm, DATA, 3, 0))
 
 
-# CI: rows of clients are kept alike for control variates, tests/execution/test_host_tables.py and test_laws.py
+# CI: rows of clients are kept alike for control variates, tests/rounds/test_prefetch.py and test_laws.py
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("entry", PERSONAL)
 def test_portions_resuming_and_tables_on_the_host_change_nothing(entry):
@@ -267,7 +234,7 @@ class Returning(fdp.parts.ModelBeside):
 def test_models_that_say_of_a_gradient_that_it_stays_are_not_believed(kind, clean):
     right = fdp.algorithms.ditto(**NOISY)
     models = kind(pull=right.local.models.pull, steps=2, clean=clean)
-    wrong = dataclasses.replace(right, local=dataclasses.replace(right.local, models=models))
+    wrong = own_parts.steps(right, models=models)
     assert "past what is accounted for" in refusal(fdp.guarantee, wrong, DATA, rounds=3, delta=1e-3, model=MODEL)
 
 
@@ -312,7 +279,7 @@ def test_clean_gradients_that_act_on_updates_and_noise_on_uploads_are_refused():
     right = fdp.algorithms.mr_mtl(**NOISY)
     told = "noise on the personal part must be that of the shared steps"
     for models in (Hiding(pull=right.local.models.pull, clean=True), fdp.parts.OwnModel(clean=True)):
-        wrong = dataclasses.replace(right, local=dataclasses.replace(right.local, models=models))
+        wrong = own_parts.steps(right, models=models)
         assert told in refusal(fdp.simulate, wrong, DATA, rounds=2, model=MODEL)
     noisy = fdp.dp_fedavg_output(**NOISY, schedule="constant")
     wrong = dataclasses.replace(noisy, local=fdp.parts.PersonalSgd(**vars(noisy.local), models=fdp.parts.OwnModel()))

@@ -8,7 +8,7 @@ from on_host import COMMON, FEATURES, NOISE, SIZES, data, end  # noqa: F401
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.data import FederatedData
-from fedjax_dp.execution.mesh import CohortLayout
+from fedjax_dp.execution.mesh import CohortLayout, Execution
 from fedjax_dp.models import logistic_regression, mlp
 from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import prefetch, simulation
@@ -19,6 +19,8 @@ CASES = {  # every client, cohorts that vary, draws one by one, tables, masks, l
     "poisson": (fdp.dp_fedavg, NOISE),
     "multiset": (fdp.fedavg, {"cohort": "md", "one_by_one": True}),
     "tables": (fdp.scaffold, {}),
+    "tables of a rule": (fdp.fedavg, {"local_rule": "momentum", "keep_rule": True}),
+    "tables, dropout": (fdp.scaffold, {"cohort_size": 4, "dropout": 0.4}),
     "masks": (fdp.cpfed, NOISE),
     "losses": (fdp.q_fedavg, {"q": 1.0}),
     "epochs": (fdp.fedavg, {"batches": "epochs"}),
@@ -93,6 +95,24 @@ def test_a_device_holds_the_clients_that_it_computes_and_no_others(data):  # noq
         held = {owner[tuple(row)] for row in np.asarray(block.records.held.x)[device] if row.any()}
         assert held == set(ids[:, source._homes == device].ravel())
     source.close()
+
+
+def test_each_process_reads_the_records_of_its_own_clients(data, monkeypatch):  # noqa: F811
+    """Three processes of a device each, which compute the positions of a cohort in parts."""
+    algorithm, key = simulation.as_float32_leaves(fdp.fedavg(**COMMON | {"cohort_size": 7})), simulation.run_key(0)
+    monkeypatch.setattr(Execution, "groups", 3)
+    read = []
+    for process in range(3):
+        monkeypatch.setattr(Execution, "own", {"the device": process})
+        source = prefetch.Prefetcher(algorithm, data, Execution(), key, 21)
+        drawn = tuple(np.asarray(part)[:1] for part in source._draw(0))
+        monkeypatch.setattr(source, "_copy_rows", lambda rows: read.append(rows.tolist()))
+        monkeypatch.setattr(source, "_spread", lambda parts: parts)
+        source._read(0, drawn)
+        source.close()
+    (ids,) = drawn[0]
+    wanted = [np.concatenate([rows_of(data, client) for client in ids[source._homes == at]]) for at in range(3)]
+    assert [sorted(rows) for rows in read] == [sorted(rows.tolist()) for rows in wanted]
 
 
 def rows_of(data, client):  # noqa: F811

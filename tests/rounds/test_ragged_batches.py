@@ -5,6 +5,7 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own_parts as own
 import pytest
 from helpers import ragged_data, refusal, usual
 
@@ -95,8 +96,7 @@ def test_a_step_that_is_not_taken_may_not_move_momentum():
 @pytest.mark.slow
 def test_shuffles_may_not_depend_on_another_clients_size():
     right = algorithm_of("epochs", schedule="constant")
-    wrong = replace(right, local=replace(right.local, batches=OneStream(size=4)))
-    assert follows_others(wrong)
+    assert follows_others(own.steps(right, batches=OneStream(size=4)))
 
 
 # What the accountants may count: wrong batches, and noise on the mean.
@@ -153,8 +153,7 @@ class StatesMoreThanThereAre(parts.FixedBatches):
 
 
 def with_batches(batches):
-    right = algorithm_of("poisson")
-    return replace(right, local=replace(right.local, batches=batches))
+    return own.steps(algorithm_of("poisson"), batches=batches)
 
 
 def test_batches_of_ones_own_may_be_ragged():
@@ -200,25 +199,14 @@ class NoiseOnTheMean(parts.RecordGaussian):
 @pytest.mark.slow
 def test_noise_on_the_mean_over_the_rest_of_a_pass_is_too_small():
     right = algorithm_of("epochs", last="keep", local_steps=1)
-    wrong = replace(right, local=replace(right.local, privatizer=NoiseOnTheMean(clip_norm=0.7, noise_multiplier=2.0)))
+    wrong = own.steps(right, privatizer=NoiseOnTheMean(clip_norm=0.7, noise_multiplier=2.0))
     with pytest.raises((AssertionError, ConfigurationError)):
         fdp.guarantee(wrong, DATA, rounds=3, delta=1e-3, model=MODEL)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("batches", "options"),
-    [("epochs", {"last": "keep"}), pytest.param("without-replacement", {}, marks=pytest.mark.exhaustive)],
-)
-def test_checks_hold_for_ragged_clients(batches, options):
-    check_algorithm(algorithm_of(batches, **options), DATA, model=MODEL, only=("sampling", "noise"))
-
-
-# CI: test_a_client_with_no_more_records_than_a_batch_is_in_every_step_with_all, tests/parts/test_batches.py
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("batches", ["without-replacement", "poisson"])
-def test_nothing_is_sampled_where_every_client_has_no_more_than_a_batch(batches):
-    check_algorithm(algorithm_of(batches), ragged_data([1, 3, 2]), model=MODEL, only="sampling")
+def test_checks_hold_for_ragged_clients():
+    check_algorithm(algorithm_of("epochs", last="keep"), DATA, model=MODEL, only=("sampling", "noise"))
 
 
 @pytest.mark.parametrize("sizes", [[3, 20, 30], [10, 20, 31]])

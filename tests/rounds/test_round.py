@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from helpers import ragged_data, refusal, usual
+from helpers import ragged_data, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,8 +18,7 @@ from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.clients import draw_cohort
-from fedjax_dp.rounds.simulation import as_float32_leaves, run_key
-from fedjax_dp.rounds.state import initial_state
+from fedjax_dp.rounds.simulation import run_key
 
 
 def settings_of(estimator="wor_delta", **changes):
@@ -134,15 +133,6 @@ def test_portions_can_be_chosen():
     assert mesh.Execution(chunk_size=40).portion(10, 7850, usual=4) == 10
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs two devices")
-@pytest.mark.parametrize("members", usual([1, 5, None], [5]))
-def test_spreading_over_devices_changes_nothing_beyond_rounding(data, members):
-    alone = simulated(settings_of(cohort_size=members), data, 3, 4, one_device())
-    spread = simulated(settings_of(cohort_size=members), data, 3, 4, mesh.all_devices())
-    np.testing.assert_allclose(spread["kernel"], alone["kernel"], rtol=1e-5, atol=1e-6)
-
-
 def sum_updates(ids, weights, updates, chunk_size):
     def train(table, member):
         client, weight = member
@@ -192,16 +182,6 @@ def test_only_those_needed_are_added_and_portions_without_any_are_skipped(chunk_
         assert sorted(seen) == [1, 2, 7]
 
 
-@pytest.mark.exhaustive
-def test_addpnfl_with_an_unmoving_rule_is_scaled_dpnfl(data):
-    """b1 = b2 = 0 and a huge pi: w + rate Delta / (|Delta| + pi) is w + (rate / pi) Delta to first order."""
-    config = settings_of(schedule="constant")
-    plain = simulation.simulate(algorithms.dpnfl(**config), data, rounds=1).params
-    adaptive = algorithms.addpnfl.of({**config, "b1": 0.0, "b2": 0.0, "pi": 1e6, "server_learning_rate": 1e6})
-    for a, b in zip(*map(jax.tree.leaves, (plain, simulation.simulate(adaptive, data, rounds=1).params))):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
-
-
 @pytest.mark.slow
 def test_evaluating_more_often_changes_nothing(data):
     value = algorithms.dpnfl(**settings_of())
@@ -230,25 +210,6 @@ def test_changing_any_number_compiles_nothing_new(data):
     assert simulation.advance._cache_size() == before
     simulation.simulate(algorithms.addpnfl(**settings_of(local_steps=5)), data, rounds=2)  # structure does
     assert simulation.advance._cache_size() == before + 1
-
-
-@pytest.mark.slow
-def test_a_vmapped_sweep_equals_its_single_runs(data):
-    grid = [algorithms.dpnfl(**settings_of(learning_rate=a, noise_multiplier=z)) for a, z in ((0.1, 0.0), (0.2, 1.0))]
-    model, execution = logistic_regression((3,), 3), one_device()
-
-    @jax.jit
-    def run(value):
-        state = initial_state(value, model, data, run_key(0))
-        key, until = run_key(0), jnp.int32(3)
-        return simulation.run_rounds(value, state, data, key, until, model=model, execution=execution)[0].params
-
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *map(as_float32_leaves, grid))
-    rows = jax.vmap(run)(stacked)
-    for index, value in enumerate(grid):
-        np.testing.assert_allclose(
-            rows["Dense_0"]["kernel"][index], run(as_float32_leaves(value))["Dense_0"]["kernel"], rtol=1e-4, atol=1e-6
-        )
 
 
 @pytest.mark.slow
