@@ -118,8 +118,14 @@ def run(entry, rounds=2, *, cohorts=None, tables=(NOISE, PERSONAL), server=None,
     return made, states[1:]
 
 
-def own(made, state, model=MODEL, store=STORE):
-    return models_of_clients(made.local, state, store, run_key(0), model=model)
+def own(made, state):
+    return models_of_clients(made.local, state, STORE, run_key(0), model=MODEL)
+
+
+def of_clients(name, server):
+    """The options of an example with noise on the updates of clients."""
+    private = {"clip_norm": EXPECTED[name]["clip"], "noise_multiplier": EXPECTED[name]["z"]}
+    return {"noise_on": "clients", "cohort": "uniform", "server": server, **private}
 
 
 def agree(name, got, expected):
@@ -147,38 +153,72 @@ def test_fine_tuned_models_equal_worked_example(name, noise):
     agree(name, own(made, states[-1]), EXPECTED[name]["personal"])
 
 
-BESIDE = {
-    "ditto_noise": ("ditto", {"strength": LAMBDA}),
-    "ditto_lambda0": ("ditto", {"strength": 0.0}),
-    "ditto_partial": ("ditto", {"strength": LAMBDA, "estimator": "mean"}),
-    "ditto_joint": ("ditto_joint", {"strength": LAMBDA}),
-    "mrmtl_noise": ("mr_mtl", {"strength": LAMBDA}),
-    "mrmtl_lambda0": ("mr_mtl", {"strength": 0.0}),
-    "mrmtl_implicit": ("mr_mtl", {"strength": LAMBDA, "proximal": "implicit"}),
-    "mrmtl_rate_times_lambda_1": ("mr_mtl", {"strength": 10.0}),
-    "mrmtl_prox_inside_clip": ("mr_mtl", {"strength": LAMBDA, "proximal": "inside"}),
-    "mrmtl_partial": ("mr_mtl", {"strength": LAMBDA}),
-    "apfl_noise": ("apfl", {"alpha": INPUTS["alpha"]}),
-    "apfl_adaptive": ("apfl", {"alpha": INPUTS["alpha"], "alpha_learning_rate": INPUTS["rate_alpha"]}),
-    "ppsgd_noise": ("ppsgd", {"personal_learning_rate": INPUTS["rate_personal"]}),
+OF_PAIRS = {"model": BilinearModel(), "store": PAIRS, **ON_PAIRS}
+ROUND_BY_ROUND = {  # the entry, and the options of `run`
+    "ditto_noise": ("ditto", {**NOISY, "strength": LAMBDA}),
+    "ditto_lambda0": ("ditto", {**NOISY, "strength": 0.0}),
+    "ditto_partial": ("ditto", {**NOISY, "strength": LAMBDA, "estimator": "mean"}),
+    # a record's two gradients have one noise vector: the shared model's before the client's own
+    "ditto_joint": (
+        "ditto_joint",
+        {**NOISY, "strength": LAMBDA, "tables": (np.concatenate([NOISE, PERSONAL], -1),)},
+    ),
+    "mrmtl_noise": ("mr_mtl", {**NOISY, "strength": LAMBDA}),
+    "mrmtl_lambda0": ("mr_mtl", {**NOISY, "strength": 0.0}),
+    "mrmtl_implicit": ("mr_mtl", {**NOISY, "strength": LAMBDA, "proximal": "implicit"}),
+    "mrmtl_rate_times_lambda_1": ("mr_mtl", {**NOISY, "strength": 10.0}),
+    "mrmtl_prox_inside_clip": ("mr_mtl", {**NOISY, "strength": LAMBDA, "proximal": "inside"}),
+    "mrmtl_partial": ("mr_mtl", {**NOISY, "strength": LAMBDA}),
+    "apfl_noise": ("apfl", {**NOISY, "alpha": INPUTS["alpha"]}),
+    "apfl_adaptive": ("apfl", {**NOISY, "alpha": INPUTS["alpha"], "alpha_learning_rate": INPUTS["rate_alpha"]}),
+    "ppsgd_noise": ("ppsgd", {**NOISY, "personal_learning_rate": INPUTS["rate_personal"]}),
+    # One gradient is clipped, and noise is added to it, not to what is subtracted: the server steps by -LR.
+    "ppsgd_client_level": (
+        "ppsgd",
+        {
+            **of_clients("ppsgd_client_level", -SERVER),
+            "learning_rate": 1.0,
+            "local_steps": 1,
+            "server_learning_rate": LR,
+            "personal_learning_rate": INPUTS["rate_personal"],
+        },
+    ),
+    "fedper_noise": ("fedper", OF_PAIRS),
+    "fedper_partial": ("fedper", {**OF_PAIRS, "estimator": "mean"}),
+    "fedper_client_level": ("fedper", {**OF_PAIRS, **of_clients("fedper_client_level", SERVER[:, :1])}),
+    "fedrep_noise": (
+        "fedrep",
+        {
+            **OF_PAIRS,
+            "local_steps": EXPECTED["fedrep_noise"]["base_steps"],
+            "head_steps": EXPECTED["fedrep_noise"]["head_steps"],
+            "tables": (PERSONAL[..., :1], NOISE[..., 1:]),
+        },
+    ),
+}
+FIELDS = {  # of an example, from a state
+    "w": lambda state: state.params,
+    "mean": lambda state: state.params,
+    "v": lambda state: state.clients[-1]["model"],
+    "alpha": lambda state: state.clients[-1]["alpha"],
+    "theta": lambda state: state.clients[-1],
+    "base": lambda state: state.params["u"][0],
+    "heads": lambda state: state.clients[-1]["head"][:, 0],
 }
 
 
-@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize("name", ROUND_BY_ROUND)
 def test_models_of_their_own_equal_worked_example(name):
-    entry, options = BESIDE[name]
-    # a record's two gradients have one noise vector: the shared model's before the client's own
-    tables = (np.concatenate([NOISE, PERSONAL], -1),) if name == "ditto_joint" else (NOISE, PERSONAL)
-    made, states = run(entry, tables=tables, cohorts=EXPECTED[name].get("cohorts"), **NOISY, **options)
+    entry, options = ROUND_BY_ROUND[name]
+    made, states = run(entry, cohorts=EXPECTED[name].get("cohorts"), **options)
+    assert EXPECTED[name]["rounds"][0].keys() <= {*FIELDS, "personal", "clipped"}
     for state, expected in zip(states, EXPECTED[name]["rounds"], strict=True):
-        agree(name, state.params, expected.get("w", expected.get("mean")))
-        agree(name, own(made, state), expected["personal"])
-        kept = state.clients[-1]
-        for field, of in (("v", "model"), ("alpha", "alpha")):
-            if field in expected:
-                agree(name, kept[of], expected[field])
-        if "theta" in expected:
-            agree(name, kept, expected["theta"])
+        for field in FIELDS.keys() & expected.keys():
+            agree(name, FIELDS[field](state), expected[field])
+        if "personal" in expected:
+            agree(name, own(made, state), expected["personal"])
+        if "heads" in expected:  # of which the server's never moves
+            agree(name, state.params["v"][0], B["start"][1])
 
 
 def test_clients_with_their_own_models_tend_to_the_fixed_point():
@@ -197,54 +237,6 @@ def test_clients_with_their_own_models_tend_to_the_fixed_point():
         agree("mrmtl_fixed_point", own(made, after), expected)
         agree("mrmtl_fixed_point", after.params, told["mean"])
         agree("mrmtl_fixed_point", strength * np.abs(np.array(expected) - told["mean"])[1, 0], distance)
-
-
-def test_offsets_at_client_level_equal_worked_example():
-    told = EXPECTED["ppsgd_client_level"]
-    options = {"noise_on": "clients", "clip_norm": told["clip"], "noise_multiplier": told["z"], "cohort": "uniform"}
-    # One gradient is clipped, and noise is added to it, not to what is subtracted: the server steps by -LR.
-    rates = {"learning_rate": 1.0, "local_steps": 1, "server_learning_rate": LR}
-    rates["personal_learning_rate"] = INPUTS["rate_personal"]
-    made, states = run("ppsgd", server=-SERVER, **options, **rates)
-    for state, expected in zip(states, told["rounds"], strict=True):
-        agree("ppsgd_client_level", state.params, expected["w"])
-        agree("ppsgd_client_level", state.clients[-1], expected["theta"])
-    assert made.upload.noise_multiplier * made.upload.clip_norm / 3 == pytest.approx(told["std"])
-
-
-@pytest.mark.parametrize("name", ["fedper_noise", "fedper_partial"])
-def test_own_heads_equal_worked_example(name):
-    told = EXPECTED[name]
-    options = {"estimator": "mean", "cohorts": told["cohorts"]} if "cohorts" in told else {}
-    _, states = run("fedper", model=BilinearModel(), store=PAIRS, **ON_PAIRS, **options)
-    for state, expected in zip(states, told["rounds"], strict=True):
-        agree(name, state.params["u"][0], expected["base"])
-        agree(name, state.clients[-1]["head"][:, 0], expected["heads"])
-        agree(name, state.params["v"][0], B["start"][1])
-
-
-def test_heads_before_what_is_shared_equal_worked_example():
-    told = EXPECTED["fedrep_noise"]
-    options = {"local_steps": told["base_steps"], "head_steps": told["head_steps"]}
-    tables = (PERSONAL[..., :1], NOISE[..., 1:])
-    _, states = run("fedrep", model=BilinearModel(), store=PAIRS, tables=tables, **{**ON_PAIRS, **options})
-    for state, expected in zip(states, told["rounds"], strict=True):
-        agree("fedrep_noise", state.params["u"][0], expected["base"])
-        agree("fedrep_noise", state.clients[-1]["head"][:, 0], expected["heads"])
-
-
-def test_own_heads_at_client_level_equal_worked_example():
-    told = EXPECTED["fedper_client_level"]
-    options = {**ON_PAIRS, "noise_on": "clients", "clip_norm": told["clip"], "noise_multiplier": told["z"]}
-    server, options["cohort"] = SERVER[:, :1], "uniform"
-    made, states = run("fedper", model=BilinearModel(), store=PAIRS, server=server, **options)
-    before = B["start"][0]
-    for state, expected, noise in zip(states, told["rounds"], server[:, 0], strict=True):
-        agree("fedper_client_level", state.params["u"][0], expected["base"])
-        agree("fedper_client_level", state.clients[-1]["head"][:, 0], expected["heads"])
-        agree("fedper_client_level", before + np.mean(expected["clipped"]) + told["std"] * noise, expected["base"])
-        before = expected["base"]
-    assert float(made.upload.clip_norm) == pytest.approx(told["clip"])
 
 
 def test_a_clean_head_moves_every_record_of_its_client():
