@@ -22,16 +22,12 @@ class HostTable:
         weakref.finalize(self, self._file.close)
 
     @property
-    def row_shape(self) -> tuple[int, ...]:
-        return self._first.shape
-
-    @property
     def row_bytes(self) -> int:
         return self._first.nbytes
 
     def read(self, clients: np.ndarray, room: int) -> np.ndarray:
         """Rows of some clients `(room, ...)`, zeros after the last."""
-        rows = np.zeros((room, *self.row_shape), self._first.dtype)
+        rows = np.zeros((room, *self._first.shape), self._first.dtype)
         for row, client in zip(rows.reshape(room, self._first.size), clients):
             if self._written[client]:
                 self._fill(row, int(client))

@@ -54,21 +54,14 @@ class Batches(Protocol):
     def divisor(self, records: int) -> int:
         """Required privacy property. The public number by which the sum over a client's batch is divided.
 
-        Where it differs between steps, this is the usual number, and `UnequalBatches.divisors` gives all of them.
+        Where it differs between steps, this is the usual number, and a further member `divisors(records, steps)` gives
+        those of the first `steps` steps that a client takes `(steps,)`.
         """
         ...
 
     def check(self, sizes: np.ndarray) -> None:
         """Raise a one-line ConfigurationError if clients with `sizes (num_clients,)` records cannot draw batches."""
         return None
-
-
-class UnequalBatches(Batches, Protocol):
-    """Batches whose divisor differs between steps."""
-
-    def divisors(self, records: int, steps: int) -> np.ndarray:
-        """Required privacy property. Public divisors of the first `steps` steps that a client takes `(steps,)`."""
-        ...
 
 
 def divisors_of(batches: Batches, records: int, steps: int) -> np.ndarray:

@@ -196,9 +196,8 @@ class ClipTensorsAtMedian(Bound):
             total = factors @ jnp.where((factors > 0)[:, None], rows, 0.0)
             return total.reshape(g.shape[1:]) / records.divisor, jnp.full(g.shape[1:], median) / records.divisor
 
-        pairs = jax.tree.map(clip, per_record)
-        is_pair = lambda node: isinstance(node, tuple)  # noqa: E731
-        mean, unit = (jax.tree.map(lambda pair, at=at: pair[at], pairs, is_leaf=is_pair) for at in (0, 1))
+        structure_of_pairs = jax.tree.structure(per_record), jax.tree.structure((0, 0))
+        mean, unit = jax.tree.transpose(*structure_of_pairs, jax.tree.map(clip, per_record))
         present = jnp.maximum(records.mask.sum(), 1)
         flat = ravel(mean)[0]
         loss = jnp.where(records.mask, losses, 0.0).sum() / present

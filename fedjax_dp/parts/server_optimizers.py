@@ -212,24 +212,13 @@ class AdaptiveState(NamedTuple):
     noise: Any = ()  # the noise's part of nu, a scalar; () if it is not subtracted
 
 
-def _exponential_moment(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
-    return b2 * v + (1 - b2) * s * s
-
-
-def _yogi_moment(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
-    return v - (1 - b2) * s * s * jnp.sign(v - s * s)
-
-
-def _adagrad_moment(v: jax.Array, s: jax.Array, b2: jax.Array | float) -> jax.Array:
-    return v + s * s
-
-
 def _adaptive(
-    squared: Callable[[Any, Any], Any],
     numbers: dict[str, Any],
-    second: Callable[..., jax.Array] = _exponential_moment,
+    second: Callable[[jax.Array, jax.Array, Any], jax.Array] = lambda v, s, b2: b2 * v + (1 - b2) * s * s,
+    of_mu: bool = False,
     corrects: bool = False,
 ) -> optax.GradientTransformationExtraArgs:
+    """The second moment v <- second(v, s, b2), where s is the gradient, or the first moment if `of_mu`."""
     rate, b1, b2, pi = (numbers[name] for name in ("learning_rate", "b1", "b2", "pi"))
     nu_init = numbers.get("nu_init")
 
@@ -245,7 +234,7 @@ def _adaptive(
         gradient: Any, state: AdaptiveState, params: Any = None, *, variance: Variance | None = None, **more: Any
     ) -> tuple[Any, AdaptiveState]:
         mu = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.mu, gradient)
-        nu = jax.tree.map(lambda v, s: second(v, s, b2), state.nu, squared(gradient, mu))
+        nu = jax.tree.map(lambda v, s: second(v, s, b2), state.nu, mu if of_mu else gradient)
         noise, own = (), nu
         if corrects:
             noise = b2 * state.noise + (1 - b2) * require_variance(variance)
@@ -261,12 +250,12 @@ def adaptive_delta(**numbers: Any) -> optax.GradientTransformation:
     No bias correction; mu starts at zero, nu at pi^2 or at `nu_init`. Numbers: learning_rate, b1, b2, pi, [nu_init].
     The same rule is FedAdam of Reddi et al. 2021 (arXiv:2003.00295, Algorithm 2), where pi is called tau.
     """
-    return _adaptive(lambda gradient, mu: gradient, numbers)
+    return _adaptive(numbers)
 
 
 def adaptive_mu(**numbers: Any) -> optax.GradientTransformation:
     """The displayed equation of dpnfl instead of its Algorithm 2: nu = b2 nu + (1-b2) mu^2."""
-    return _adaptive(lambda gradient, mu: mu, numbers)
+    return _adaptive(numbers, of_mu=True)
 
 
 def adaptive_unbiased(**numbers: Any) -> optax.GradientTransformation:
@@ -276,17 +265,17 @@ def adaptive_unbiased(**numbers: Any) -> optax.GradientTransformation:
     DP-AdamBC (Tang, Shpilevskiy, Lecuyer 2024, arXiv:2312.14334) for a server without other bias corrections. As nu - p
     may be zero, only pi bounds the steps: a small pi makes them huge.
     """
-    return _adaptive(lambda gradient, mu: gradient, numbers, corrects=True)
+    return _adaptive(numbers, corrects=True)
 
 
 def adaptive_yogi(**numbers: Any) -> optax.GradientTransformation:
     """FedYogi of Reddi et al. 2021: FedAdam with nu <- nu - (1-b2) Delta^2 sign(nu - Delta^2)."""
-    return _adaptive(lambda gradient, mu: gradient, numbers, _yogi_moment)
+    return _adaptive(numbers, lambda v, s, b2: v - (1 - b2) * s * s * jnp.sign(v - s * s))
 
 
 def adaptive_adagrad(**numbers: Any) -> optax.GradientTransformation:
     """FedAdagrad of Reddi et al. 2021: FedAdam with nu <- nu + Delta^2; b2 is not used."""
-    return _adaptive(lambda gradient, mu: gradient, numbers, _adagrad_moment)
+    return _adaptive(numbers, lambda v, s, b2: v + s * s)
 
 
 _ADAPTIVE = (
