@@ -66,9 +66,8 @@ class Simulation(NamedTuple):
     params: Any  # of the final model, see `final_model`
 
     def _card(self) -> Card:
-        rounds, as_float32_leaves = self.history[-1].round, sum(tensor_sizes(self.params))
-        facts = {"parameters": f"{as_float32_leaves:,}", "timing": self.timing.in_words}
-        return Card(f"simulation of {count(rounds, 'round')}", facts, metrics.table(self.history))
+        facts = {"parameters": f"{sum(tensor_sizes(self.params)):,}", "timing": self.timing.in_words}
+        return Card(f"simulation of {count(self.history[-1].round, 'round')}", facts, metrics.table(self.history))
 
 
 def run_key(seed: int) -> jax.Array:
