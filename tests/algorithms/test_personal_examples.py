@@ -9,8 +9,9 @@ import pathlib
 
 import jax.numpy as jnp
 import numpy as np
+import own_parts
 import pytest
-from helpers import GivenCohorts, GivenNoise, QuadraticModel, benchmark, next_state
+from helpers import GivenCohorts, GivenNoise, QuadraticModel, benchmark, next_state, states_of, with_given
 
 from fedjax_dp import accounting, algorithms, data, parts, privacy
 from fedjax_dp.parts.clusters import GaussianChoice, GumbelChoice
@@ -18,11 +19,10 @@ from fedjax_dp.parts.cohorts import AllClients
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import structure, value
+from fedjax_dp.pytrees import value
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.rounds.personal import models_of_clients
-from fedjax_dp.rounds.simulation import as_float32_leaves, check, run_key
-from fedjax_dp.rounds.state import initial_state
+from fedjax_dp.rounds.simulation import as_float32_leaves, run_key
 
 GOLDEN = json.loads((pathlib.Path(__file__).parents[1] / "golden" / "personal_examples.json").read_text())
 INPUTS, EXPECTED = GOLDEN["inputs"], GOLDEN["expected"]
@@ -47,22 +47,11 @@ SHOWN = set()
 
 
 @value
-class GivenSeries(parts.NoiseSource):
-    """Noise from a table for each series of a client's steps, `(rounds, clients, steps, size)`."""
-
-    tables: tuple
-    last: int = structure(default=1)
-
-    fresh = True
-
-    def coefficients(self, steps):
-        return (1.0,)
+class GivenSeries(GivenNoise):
+    """Noise from a table for each series of a client's steps; what follows the last round has its noise."""
 
     def draw(self, key, step, size, state):
-        return self.tables[step.stream][jnp.minimum(step.round, self.last), step.client, step.number][:size], state
-
-    def variance(self, step):
-        return 1.0
+        return self.table[step.stream][jnp.minimum(step.round, 1), step.client, step.number][:size], state
 
 
 def store_of(clients):
@@ -99,23 +88,16 @@ ON_PAIRS["noise_multiplier"] = B["sigma"] * PAIR_SIZES / B["clip"]
 
 def run(entry, rounds=2, *, cohorts=None, tables=(NOISE, PERSONAL), server=None, model=MODEL, store=STORE, **options):
     """The states after each round of an entry, and its algorithm."""
-    made = algorithms.CATALOGUE[entry](**{**COMMON, **options})
-    local, upload = made.local, made.upload
-    if hasattr(local.privatizer, "source"):
-        source = GivenSeries(tables=tuple(jnp.asarray(table) for table in tables))
-        local = dataclasses.replace(local, privatizer=dataclasses.replace(local.privatizer, source=source))
-    if server is not None:
-        upload = dataclasses.replace(upload, source=GivenNoise(table=server[:, None, None]))
     cohort = AllClients()
     if cohorts is not None:
         ids = np.array(cohorts)
         cohort = GivenCohorts(ids=ids, counts=np.ones(ids.shape), rate=np.full(3, 2 / 3), size=ids.shape[1])
-    made = as_float32_leaves(dataclasses.replace(made, local=local, upload=upload, cohort=cohort))
-    check(made, store, rounds, model)
-    states = [initial_state(made, model, store, run_key(0))]
-    for _ in range(rounds):
-        states.append(next_state(made, store, run_key(0), states[-1], model=model))
-    return made, states[1:]
+    made = algorithms.CATALOGUE[entry](**{**COMMON, **options})
+    made = with_given(made, cohort=cohort, server=None if server is None else server[:, None, None])
+    if hasattr(made.local.privatizer, "source"):
+        source = GivenSeries(table=tuple(jnp.asarray(table) for table in tables))
+        made = own_parts.with_privatizer(made, source=source)
+    return as_float32_leaves(made), states_of(made, model, store, rounds)[1:]
 
 
 def own(made, state):
