@@ -478,8 +478,8 @@ def noisy_sums(source: NoiseSource, noise: float, attendance: Participation) -> 
         of_run = (at.sampling, at.adjacency, at.rounds, times, at.min_separation, Unit.CLIENT)
         return noise_event(source, noise, *of_run, pattern=at.pattern)
     if seen:
-        return repeated(noise_event(source, noise, at.sampling, at.adjacency, 1, 1, 1, Unit.CLIENT), at.times)
-    return noise_event(source, noise, at.sampling, at.adjacency, at.rounds, at.rounds, 1, Unit.CLIENT)
+        return repeated(GaussianSteps(noise, at.sampling, at.adjacency, 1, Unit.CLIENT), at.times)
+    return GaussianSteps(noise, at.sampling, at.adjacency, at.rounds, Unit.CLIENT)
 
 
 def amplified_sampling(

@@ -202,7 +202,7 @@ class RecordGaussian:
         self, key: jax.Array, step: StepContext, model: Model, params: Any, records: Records
     ) -> tuple[jax.Array, StepReport]:
         bounded = self.bound.apply(model, params, records, at_round(self.clip_norm, self.clip_by_round, step.round))
-        noise = at_round(of_client(self.noise_multiplier, step.client), self.noise_by_round, step.round)
+        noise = multiplier_of(self, step.client, step.round)
         std, size = noise * bounded.noise_unit, bounded.mean.size
         report = bounded.report._replace(noise=jnp.mean(std**2) * size * self.source.variance(step.number))
         return bounded.mean + std * self.source.draw(key, step, size, ())[0], report
@@ -211,7 +211,7 @@ class RecordGaussian:
         """(z C / B)^2 if records are clipped, (z C)^2 if batches are, times the variance of the source."""
         if getattr(self.bound, "varies", False):
             return math.nan
-        noise = at_round(of_client(self.noise_multiplier, step.client), self.noise_by_round, step.round)
+        noise = multiplier_of(self, step.client, step.round)
         std = noise * at_round(self.clip_norm, self.clip_by_round, step.round) * self.noise_unit(divisor)
         return std**2 * self.source.variance(step.number)
 
@@ -306,7 +306,7 @@ class OutputGaussian:
 
     def _std(self, step: StepContext) -> jax.Array:
         """Signed standard deviation of the noise in a gradient: a step subtracts its gradient times the rate."""
-        noise: jax.Array = at_round(of_client(self.noise_multiplier, step.client), self.noise_by_round, step.round)
+        noise = multiplier_of(self, step.client, step.round)
         on_model: jax.Array = noise * at_round(self.clip_norm, self.clip_by_round, step.round) * step.total_rate
         return on_model if self.literal else -on_model / step.rate
 

@@ -140,7 +140,7 @@ def test_absent_clients_keep_their_rows_bit_for_bit(entry):
     np.testing.assert_array_equal(took_part, fdp.privacy.participations(algorithm, DATA, 3, 0))
 
 
-# CI: rows of clients are kept alike for control variates, tests/rounds/test_prefetch.py and test_laws.py
+# CI: rows of clients are kept alike for control variates, tests/execution/test_host_tables.py and test_laws.py
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("entry", PERSONAL)
 def test_portions_resuming_and_tables_on_the_host_change_nothing(entry):
