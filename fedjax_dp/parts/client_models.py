@@ -10,7 +10,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Event
 from fedjax_dp.models import Model
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, LocalState
-from fedjax_dp.parts.corrections import Correction, Floats
+from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.parts.local_training import AdditionalRelease
 from fedjax_dp.parts.record_privacy import LastRates, NonPrivate, scale_noise
 from fedjax_dp.prng import role_key
@@ -34,11 +34,11 @@ class OwnSteps:
     steps: int | None = structure(default=None)
     clean: bool = structure(default=False)
 
-    def of(self, sgd: Any, corrections: tuple[Correction, ...] = ()) -> Any:
-        """The `LocalSgd` of these steps: that of the first stream with these changes."""
+    def of(self, sgd: Any) -> Any:
+        """The `LocalSgd` of these steps: that of the first stream with these changes, and without corrections."""
         privatizer = NonPrivate() if self.clean else scale_noise(sgd.privatizer, self.noise)
         numbers = {"learning_rate": sgd.learning_rate * self.speed, "steps": self.count(sgd)}
-        return replace(sgd, privatizer=privatizer, corrections=corrections, **numbers)
+        return replace(sgd, privatizer=privatizer, corrections=(), **numbers)
 
     def count(self, sgd: Any) -> int:
         return sgd.steps if self.steps is None else self.steps

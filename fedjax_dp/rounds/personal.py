@@ -160,11 +160,9 @@ def measure_personal(
     ]
     if len(each) == 1:
         return each[0]
-    every = data.num_clients
-    parts = [one.by_client or {} for one in each]
-    by_client: Any = {name: np.concatenate([part[name] for part in parts])[:every] for name in parts[0]}
-    every_score: Any = [one.scores for one in each]
-    scores = None if each[0].scores is None else sum(every_score[1:], start=every_score[0])
+    tables = [one.by_client for one in each]
+    by_client: Any = jax.tree.map(lambda *rows: np.concatenate(rows)[: data.num_clients], *tables)
+    scores: Any = jax.tree.map(lambda *parts: sum(parts[1:], start=parts[0]), *(one.scores for one in each))
     return MetricSums({name: a.sum(0) for name, a in by_client.items()}, by_client, scores)
 
 
