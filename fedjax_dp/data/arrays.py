@@ -127,12 +127,7 @@ def has_ids(path: str) -> bool:
 
 
 def _of_arrays(
-    name: str,
-    file: str,
-    arrays: dict[str, Any],
-    classes: int | None,
-    task: str = "classes",
-    vocabulary: Vocabulary | None = None,
+    name: str, file: str, arrays: dict[str, Any], classes: int | None, task: str, vocabulary: Vocabulary | None
 ) -> Dataset:
     notes, class_names = list[str](), None
     if task in ("classes", "binary"):

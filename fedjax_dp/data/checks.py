@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.targets import Vocabulary, check_tokens, count_records, not_finite, targets_of
+from fedjax_dp.data.targets import Vocabulary, check_tokens, count_records, require_finite, targets_of
 from fedjax_dp.numpy_streams import numpy_stream
 
 
@@ -68,8 +68,7 @@ def check_records(where: str, x: Any, y: Any, x_name: str, y_name: str, task: st
         targets.check(f"{where}{y_name}", np.asarray(y))
     if x.dtype.kind not in "biuf":
         raise errors.refuse(f"{where}{x_name}", x.dtype, "real numbers")
-    if x.dtype.kind == "f" and (odd := not_finite(np.asarray(x))):
-        raise errors.refuse(f"{where}{x_name}", odd, "finite", "clean the array")
+    require_finite(f"{where}{x_name}", np.asarray(x))
 
 
 def generator(role: str, seed: int) -> np.random.Generator:
@@ -85,8 +84,7 @@ def check_ids(what: str, ids: Any, records: int) -> None:
     if not hasattr(ids, "dtype") or ids.shape != (records,):
         got = getattr(ids, "shape", type(ids).__name__)
         raise errors.refuse(what, got, f"({records},), one per record")
-    if ids.dtype.kind == "f" and (odd := not_finite(ids)):
-        raise errors.refuse(what, odd, "an id for every record", "drop records without one")
+    require_finite(what, ids, "an id for every record", "drop records without one")
     if ids.dtype.kind not in "iuUS":
         remedy = ".astype(int)" if ids.dtype.kind in "bf" else ".astype(str)"
         raise errors.refuse(what, ids.dtype, "integers or text", remedy)

@@ -7,6 +7,7 @@ import string
 import struct
 import tomllib
 import warnings
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,19 +38,9 @@ def _emnist(split: str, first_label: int = 0) -> _Idx:
     return _Idx("", {f"emnist-{split}-{part}-ubyte": "" for part in parts}, archive, first_label, transposed=True)
 
 
-CLASS_NAMES = {
-    "fashion_mnist": [
-        "T-shirt",
-        "trouser",
-        "pullover",
-        "dress",
-        "coat",
-        "sandal",
-        "shirt",
-        "sneaker",
-        "bag",
-        "ankle boot",
-    ],
+FASHION = ("T-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
+CLASS_NAMES: dict[str, Sequence[str]] = {
+    "fashion_mnist": FASHION,
     "emnist_letters": string.ascii_uppercase,  # of both cases
     "emnist_byclass": string.digits + string.ascii_letters.swapcase(),
     "emnist_balanced": string.digits + string.ascii_uppercase + "abdefghnqrt",  # the others look alike in both cases

@@ -13,7 +13,7 @@ from fedjax_dp.data.labels import deal, even_sizes
 from fedjax_dp.data.names import REMAINDERS
 from fedjax_dp.data.sizes import Labels, Sizes, labels_of, one_class_sizes, sizes_of
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import as_arrays, count_records, not_finite
+from fedjax_dp.data.targets import as_arrays, count_records, require_finite
 
 
 def iid(labels: Any, sizes: Sizes, seed: int = 0) -> list[np.ndarray]:
@@ -92,8 +92,7 @@ def natural(client_ids: Dataset | Sequence[Any] | np.ndarray | None) -> list[np.
     )
     if ids.ndim != 1:
         raise errors.refuse("client_ids", f"shape {ids.shape}", "(records,), one per record")
-    if ids.dtype.kind == "f" and (odd := not_finite(ids)):
-        raise errors.refuse("client_ids", odd, "an id for every record", "drop records without one")
+    require_finite("client_ids", ids, "an id for every record", "drop records without one")
     order = np.argsort(ids, kind="stable")
     owners = ids[order]
     return np.split(order, np.flatnonzero(owners[1:] != owners[:-1]) + 1)  # ids may be text, which has no difference
@@ -158,8 +157,7 @@ def continuous(
             values = values.astype(float)
     if values.ndim != 1 or not values.size or values.dtype.kind not in "biuf":
         raise errors.refuse("values", f"{values.dtype} of shape {values.shape}", "(records,) finite numbers")
-    if odd := not_finite(values):
-        raise errors.refuse("values", odd, "a finite number of every record", "fill them in, or drop these records")
+    require_finite("values", values, "a finite number of every record", "fill them in, or drop these records")
     errors.require_count("num_clients", num_clients)
     if not 0 <= strength <= 1:
         raise errors.refuse("strength", strength, "between 0 and 1")

@@ -11,18 +11,8 @@ CUT = ("stride", "windows_per_text")  # of texts that are cut into several recor
 TEXT = ("length", "vocabulary", "vocabulary_size", "oov_buckets")
 TASKS = ("classes", "binary", "multi_label", "regression", "sequence")
 COLUMNS = ("task", "label_column", "client_column", "feature_columns", "record_shape")
-# Beside these, of tables alone.
-TABLES = (
-    "user_column",
-    "records_per_user",
-    "clients_per_user",
-    "split_column",
-    "drop",
-    "categories",
-    "fill",
-    "missing",
-    "standardise",
-)
+USERS = ("user_column", "records_per_user", "clients_per_user")
+TABLES = (*USERS, "split_column", "drop", "categories", "fill", "missing", "standardise")  # of tables alone
 CSV = ("no_header",)  # and of CSV files alone
 
 

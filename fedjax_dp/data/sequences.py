@@ -3,7 +3,7 @@
 import collections
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,22 +115,13 @@ def of_words(words: Sequence[str], buckets: int = 1) -> Ids:
     return Ids({word: 1 + buckets + place for place, word in enumerate(words)}, vocabulary)
 
 
-def sentence(ids: Iterable[int], vocabulary: Vocabulary, length: int) -> list[int]:
-    """BOS, a sentence and EOS, cut after `length + 1` ids and padded up to them: one row.
-
-    So EOS is there only where fewer than `length` words are, as in TensorFlow Federated's and pfl's Stack Overflow.
-    """
-    row = [*_frame(ids, vocabulary)][: length + 1]
-    return row + [PAD] * (length + 1 - len(row))
-
-
 def rows_of_text(texts: Iterable[Iterable[int]], vocabulary: Vocabulary, length: int, stride: int) -> np.ndarray:
     """Texts, each between BOS and EOS and one after the other, as rows `(rows, length + 1)` that begin `stride` apart.
 
     As many rows as hold every id, the last one padded. A stride of `length` makes every id but the first the target of
     exactly one row; one of `length + 1` lets no two rows share an id, and leaves the first of each row unpredicted.
     """
-    ids = np.array([one for text in texts for one in _frame(text, vocabulary)], np.int32)
+    ids = np.array([one for text in texts for one in (vocabulary.bos, *text, vocabulary.eos)], np.int32)
     rows = 1 + max(0, -(-(ids.size - length - 1) // stride))
     filled = np.full((rows - 1) * stride + length + 1, PAD, np.int32)
     filled[: ids.size] = ids
@@ -176,11 +167,3 @@ def next_tokens(
 def smallest(ids: np.ndarray, size: int) -> np.ndarray:
     """Ids below `size` in as few bytes as hold them."""
     return ids.astype(np.int16 if size <= 1 << 15 else np.int32)
-
-
-def _frame(ids: Iterable[int], vocabulary: Vocabulary) -> Iterator[int]:
-    if vocabulary.bos is not None:
-        yield vocabulary.bos
-    yield from ids
-    if vocabulary.eos is not None:
-        yield vocabulary.eos

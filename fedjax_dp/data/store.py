@@ -20,16 +20,8 @@ from fedjax_dp.data.targets import Vocabulary, as_arrays, as_stored, native, row
 from fedjax_dp.display import Card, count, displayed, half
 from fedjax_dp.pytrees import checksum, mask_rows, structure, value
 
-KEPT = (
-    "name",
-    "scale",
-    "shift",
-    "classes",
-    "class_names",
-    "learnt",
-    "notes",
-    "overlap",
-)  # fields of a data set that no partition changes
+# Fields of a data set that no partition changes.
+KEPT = ("name", "scale", "shift", "classes", "class_names", "learnt", "notes", "overlap")
 BLOCK = 256  # records of a client processed together; bounds memory
 
 
@@ -78,8 +70,7 @@ class Dataset(NamedTuple):
         facts = {
             "training": count(len(self.x_train), "record"),
             "test": count(len(self.x_test), "record"),
-            **_record_facts(self.x_train, self.tokens),
-            **_target_facts(self.task, self.y_train, self.classes, self.class_names),
+            **_facts_of(self, self.x_train, self.y_train),
             "natural owners": owners,
         }
         return Card(f"data set {self.name}", facts | _notes(self.notes))
@@ -136,8 +127,7 @@ class FederatedData:
             "training": count(int(sizes.sum()), "record"),
             "of a client": each if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {each}, median {middle}",
             "test": count(len(self.x_test), "record"),
-            **_record_facts(self.x, self.tokens),
-            **_target_facts(self.task, self.y, self.classes, self.class_names),
+            **_facts_of(self, self.x, self.y),
         }
         test_parts = {} if self.test_clients is None else {"test parts": "each client has its own"}
         return Card(f"federated data {self.name}".strip(), facts | test_parts | _notes(self.notes))
@@ -362,10 +352,9 @@ def require_clients(data: Any) -> None:
 def row_lists(clients: Any) -> list[np.ndarray]:
     """The training rows of each client, one array each."""
     lists = []
-    as_client_names = clients.items() if isinstance(clients, Mapping) else None
-    if as_client_names is None and (isinstance(clients, str) or not hasattr(clients, "__len__")):
+    if isinstance(clients, str) or not hasattr(clients, "__len__"):
         raise errors.refuse("clients", type(clients).__name__, "lists of training rows, one for each client")
-    for client, rows in enumerate(clients) if as_client_names is None else as_client_names:
+    for client, rows in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
         try:
             part = np.asarray(rows)
         except ValueError:
@@ -379,16 +368,13 @@ def row_lists(clients: Any) -> list[np.ndarray]:
     return lists
 
 
-def _record_facts(x: Any, tokens: bool) -> dict[str, str]:
-    return {"a record": f"{x.dtype} of shape {tuple(x.shape[1:])}" + (", tokens" if tokens else "")}
-
-
-def _target_facts(task: str, y: Any, outputs: int, names: ClientNames | None) -> dict[str, str]:
-    """The task and vocabulary of targets that are not classes."""
-    if task == "classes":
-        return {"classes": f"{outputs}{in_brackets(names)}"}
+def _facts_of(data: Dataset | FederatedData, x: Any, y: Any) -> dict[str, str]:
+    """What a record is, and its target."""
+    facts = {"a record": f"{x.dtype} of shape {tuple(x.shape[1:])}" + (", tokens" if data.tokens else "")}
+    if data.task == "classes":
+        return facts | {"classes": f"{data.classes}{in_brackets(data.class_names)}"}
     kinds = ", ".join(f"{a.dtype} of shape {tuple(a.shape[1:])}" for a in jax.tree.leaves(y))
-    return {"task": task, "a target": kinds, "outputs": str(outputs)}
+    return facts | {"task": data.task, "a target": kinds, "outputs": str(data.classes)}
 
 
 def _notes(notes: tuple[str, ...]) -> dict[str, str]:

@@ -105,8 +105,7 @@ def check_vocabulary(what: str, vocabulary: Any) -> Vocabulary:
 def check_labels(what: str, y: np.ndarray) -> None:
     """Require integers from 0."""
     wanted = "integer labels from 0"
-    if y.dtype.kind == "f" and (odd := not_finite(y)):
-        raise errors.refuse(what, odd, wanted, "drop records without a label")
+    require_finite(what, y, wanted, "drop records without a label")
     if y.dtype.kind == "b" or (y.dtype.kind == "f" and (y == np.floor(y)).all()):
         raise errors.refuse(what, y.dtype, wanted, ".astype(int)")
     if y.dtype.kind == "f":
@@ -158,8 +157,7 @@ def without_records(task: str, classes: int, *targets: Any) -> list[str]:
 
 def _check_zeros_and_ones(what: str, y: np.ndarray) -> None:
     wanted = "0 or 1"
-    if y.dtype.kind == "f" and (odd := not_finite(y)):
-        raise errors.refuse(what, odd, wanted, "drop records without a label")
+    require_finite(what, y, wanted, "drop records without a label")
     if y.dtype.kind not in "biu":
         raise errors.refuse(what, y.dtype, f"integers, {wanted}", "y > 0.5 makes them of numbers")
     if y.size and (y.min() < 0 or y.max() > 1):
@@ -171,8 +169,7 @@ def _check_numbers(what: str, y: np.ndarray) -> None:
     wanted = "finite numbers"
     if y.dtype.kind not in "biuf":
         raise errors.refuse(what, y.dtype, wanted)
-    if y.dtype.kind == "f" and (odd := not_finite(y)):
-        raise errors.refuse(what, odd, wanted, "drop records without a target, or scale all by a public number")
+    require_finite(what, y, wanted, "drop records without a target, or scale all by a public number")
 
 
 def _check_token_type(what: str, y: np.ndarray) -> None:
@@ -227,8 +224,7 @@ def _check_arrays(what: str, y: Any) -> None:
             raise errors.refuse(what, got, "arrays of numbers (records, ...)")
         if len(leaf) != len(leaves[0]):
             raise errors.refuse(what, f"arrays of {len(leaves[0])} and {len(leaf)} records", "one for every record")
-        if leaf.dtype.kind == "f" and (odd := not_finite(np.asarray(leaf))):
-            raise errors.refuse(what, odd, "finite", "clean the array")
+        require_finite(what, np.asarray(leaf))
 
 
 def _count_outputs(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
@@ -241,7 +237,13 @@ def _count_outputs(where: str, y_train: Any, y_test: Any, classes: int | None, v
     return outputs
 
 
-def not_finite(x: np.ndarray) -> str:
+def require_finite(what: str, x: np.ndarray, wanted: str = "finite", remedy: str = "clean the array") -> None:
+    """Refuse numbers that are not finite in float32."""
+    if x.dtype.kind == "f" and (odd := _not_finite(x)):
+        raise errors.refuse(what, odd, wanted, remedy)
+
+
+def _not_finite(x: np.ndarray) -> str:
     """The values not finite in float32, in which models compute, and their records `(records, ...)`; "" if none."""
     if all(np.isfinite(_extremes(block)).all() for block in _blocks(x)):
         return ""

@@ -9,21 +9,8 @@ import jax
 from fedjax_dp import errors
 from fedjax_dp.gradients import equations, program
 
-# Primitives, beside reductions, in which entries along their axes meet each other.
-OVER = (
-    "cumsum",
-    "cumprod",
-    "cummax",
-    "cummin",
-    "cumlogsumexp",
-    "sort",
-    "top_k",
-    "rev",
-    "split",
-    "reduce",
-    "argmax",
-    "argmin",
-)
+# Primitives, beside reductions and cumulative ones, in which entries along their axes meet each other.
+OVER = ("sort", "top_k", "rev", "split", "reduce", "argmax", "argmin")
 
 
 def require_records_apart(name: str, batched: Callable[..., Any], params: Any, record: Any) -> None:
@@ -93,7 +80,7 @@ def _runs_over(one: Any, other: Any, longer: list[set[int]]) -> bool:
         return any(part.stop - part.start != size for axis, (part, size) in enumerate(parts) if axis in longer[0])
     if name == "dynamic_slice":
         return any(equations.sizes_of(one)[axis] != one.invars[0].aval.shape[axis] for axis in longer[0])
-    if name in OVER or (name.startswith("reduce_") and name != "reduce_precision"):
+    if name in OVER or (name.startswith(("cum", "reduce_")) and name != "reduce_precision"):
         return any(axis in over for over in longer for axis in equations.axes_of(one))
     return False
 

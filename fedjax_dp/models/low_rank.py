@@ -55,15 +55,11 @@ class Kernel(NamedTuple):
 
 def kernels_of(plan: GradientPlan) -> dict[str, Kernel]:
     """The parameters of a traced network that can have a low-rank term, by name."""
-    return {
-        plan.names[number]: Kernel(number, uses)
-        for weight in plan.weights
-        if (kernel := _kernel(plan, weight))
-        for number, uses in [kernel]
-    }
+    kernels = filter(None, (_kernel(plan, weight) for weight in plan.weights))
+    return {plan.names[kernel.number]: kernel for kernel in kernels}
 
 
-def _kernel(plan: GradientPlan, weight: WeightMatrix) -> tuple[int, tuple[tuple[Use, bool], ...]] | None:
+def _kernel(plan: GradientPlan, weight: WeightMatrix) -> Kernel | None:
     if len(weight.leaves) != 1 or not all(isinstance(use.outer_product.geometry, Product) for use in weight.uses):
         return None
     (number,) = weight.leaves
@@ -73,7 +69,7 @@ def _kernel(plan: GradientPlan, weight: WeightMatrix) -> tuple[int, tuple[tuple[
     if any(own and own != around for own, around in depths):  # a loop that shares it lies within one that runs over it
         return None
     first = weight.uses[0].swapped
-    return number, tuple((use, use.swapped is not first) for use in weight.uses)
+    return Kernel(number, tuple((use, use.swapped is not first) for use in weight.uses))
 
 
 def shapes(kernel: Kernel, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

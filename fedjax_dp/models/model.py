@@ -233,6 +233,12 @@ def require_sizes(record_shape: Sequence[int], classes: int, hidden: Sequence[in
     errors.require_integer("classes", classes, 1, MOST_CLASSES)
 
 
+def require_tokens(record_shape: Sequence[int]) -> None:
+    """Refuse records that are no rows of tokens."""
+    if len(record_shape) != 1:
+        raise errors.refuse("record_shape", tuple(record_shape), "(length,) of tokens", "use another model or data set")
+
+
 def model(
     network: Any,
     example: Any,

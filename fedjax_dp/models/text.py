@@ -10,7 +10,7 @@ from flax import linen as nn
 from jax import lax
 
 from fedjax_dp import errors
-from fedjax_dp.models.model import NetworkModel, require_sizes, with_frozen
+from fedjax_dp.models.model import NetworkModel, require_sizes, require_tokens, with_frozen
 from fedjax_dp.models.networks import Linen
 from fedjax_dp.models.origins import Origin, values_digest
 from fedjax_dp.numpy_streams import numpy_stream
@@ -87,7 +87,7 @@ def lstm(
     vocabulary  number of random vectors; the first ones are the same for any number;
     embedding_data  what they were trained on, in words; without it the Guarantee begins by saying that it is not known.
     """
-    _require_tokens(record_shape)
+    require_tokens(record_shape)
     vectors = random_embedding(max(vocabulary, VOCABULARY)) if embedding is None else np.asarray(embedding, np.float32)
     if vectors.ndim != 2:
         raise errors.refuse("embedding", f"shape {vectors.shape}", "(vocabulary, width)")
@@ -125,7 +125,7 @@ def word_lstm(
     word before it sees it.
     Source: Reddi et al. 2021, arXiv:2003.00295, appendix C.
     """
-    _require_tokens(record_shape)
+    require_tokens(record_shape)
     require_sizes(record_shape, classes, (embedding, hidden, projection))
     network = _NextToken(classes, embedding, (hidden,), projection)
     return NetworkModel(Linen(network), tuple(record_shape), TokenCrossEntropy(pad=0), tokens=True)
@@ -137,12 +137,7 @@ def char_lstm(record_shape: tuple[int, ...], classes: int, embedding: int = 8, h
     820,522 parameters on 90 characters. Otherwise as `word_lstm`.
     Source: McMahan et al. 2017, arXiv:1602.05629, section 3; Reddi et al. 2021, arXiv:2003.00295, appendix C.
     """
-    _require_tokens(record_shape)
+    require_tokens(record_shape)
     require_sizes(record_shape, classes, (embedding, hidden))
     network = _NextToken(classes, embedding, (hidden, hidden), None)
     return NetworkModel(Linen(network), tuple(record_shape), TokenCrossEntropy(pad=0), tokens=True)
-
-
-def _require_tokens(record_shape: tuple[int, ...]) -> None:
-    if len(record_shape) != 1:
-        raise errors.refuse("record_shape", tuple(record_shape), "(length,) of tokens", "use another model or data set")

@@ -13,7 +13,7 @@ import numpy as np
 from flax import linen as nn
 
 from fedjax_dp import errors
-from fedjax_dp.models.model import NetworkModel, require_sizes
+from fedjax_dp.models.model import NetworkModel, require_sizes, require_tokens
 from fedjax_dp.models.networks import Linen
 from fedjax_dp.tasks import TokenCrossEntropy
 
@@ -152,8 +152,7 @@ def gpt(record_shape: tuple[int, ...], classes: int, width: int = 64, layers: in
     """
     require_sizes(record_shape, classes)
     _require_transformer(width, layers, heads)
-    if len(record_shape) != 1:
-        raise errors.refuse("record_shape", tuple(record_shape), "(length,) of tokens", "use another model or data set")
+    require_tokens(record_shape)
     network = _Gpt(classes, record_shape[0], width, layers, heads)
     return NetworkModel(Linen(network), tuple(record_shape), TokenCrossEntropy(pad=0), tokens=True)
 

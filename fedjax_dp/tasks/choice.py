@@ -2,9 +2,10 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from fedjax_dp import errors
+from fedjax_dp.data.store import Dataset, FederatedData
 from fedjax_dp.data.targets import OWN, Vocabulary, check_vocabulary
 from fedjax_dp.tasks import losses
 from fedjax_dp.tasks.names import APS, LOSSES_BY_TASK
@@ -13,19 +14,6 @@ from fedjax_dp.tasks.task import Task
 
 # of the name of a loss, the kind of AP, the vocabulary, and k
 Maker = Callable[[str, str, Vocabulary | None, int | None], Task]
-
-
-class Aimed(Protocol):
-    """Data with the name of their task."""
-
-    @property
-    def task(self) -> str: ...
-
-    @property
-    def vocabulary(self) -> Vocabulary | None: ...
-
-    @property
-    def classes(self) -> int: ...
 
 
 def _sequence(loss: str, ap: str, vocabulary: Vocabulary | None, top_k: int | None) -> Task:
@@ -45,7 +33,9 @@ TASKS: dict[str, Maker] = {
 }
 
 
-def task_named(data: Aimed, loss: str | None = None, ap: str | None = None, top_k: int | None = None) -> Task:
+def task_named(
+    data: Dataset | FederatedData, loss: str | None = None, ap: str | None = None, top_k: int | None = None
+) -> Task:
     """The task of some data, with one of its losses by name; by default the first.
 
     loss  `mean` or `length` of a `sequence`, `mean` or `sum` of `multi_label`, `squared` or `huber` of `regression`;

@@ -24,11 +24,6 @@ WANTED = "an SQLite database, perhaps packed by lzma or xz"
 READS = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
 
 
-def is_database(beginning: bytes) -> bool:
-    """Whether a file with this beginning may be a database."""
-    return beginning.startswith((MAGIC, *PACKED))
-
-
 @contextlib.contextmanager
 def open_file(path: pathlib.Path) -> Iterator[sqlite3.Connection]:
     """The database, opened only to read tables.

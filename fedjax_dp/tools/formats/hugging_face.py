@@ -5,6 +5,7 @@ Memory: files are mapped; each used column is held once, and pictures also in th
 
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,14 +31,6 @@ class Column(NamedTuple):
     names: tuple[str, ...] = ()  # of classes, also of those in a list
 
 
-class Roles(NamedTuple):
-    """The columns of labels, clients and features."""
-
-    label: str | None
-    client: str | None
-    features: list[str]
-
-
 def hugging_face(named: str, reading: Reading) -> Dataset:
     """The data set of a folder with `dataset_dict.json`, or with the one split that `state.json` describes.
 
@@ -54,24 +47,21 @@ def hugging_face(named: str, reading: Reading) -> Dataset:
         if columns and present != columns:
             raise damage_error(folder, "other columns", "those of the split train")
         columns = present
-    where, roles = str(path), _roles(str(path), columns, reading)
-    of_text = [columns[name].kind for name in roles.features] == ["Value"] and _is_text(
-        tables["train"][roles.features[0]]
-    )
-    if roles.label is None and not of_text:
+    where, (label, client, features) = str(path), _roles(str(path), columns, reading)
+    of_text = [columns[name].kind for name in features] == ["Value"] and _is_text(tables["train"][features[0]])
+    if label is None and not of_text:
         raise errors.refuse("label_column", "nothing", f"one of {', '.join(columns)}", "name the column of targets")
     targets, about, splits = dict[str, Any](), dict[str, Any](), dict[str, RecordTable]()
-    if roles.label is not None:
-        labels = {name: table[roles.label] for name, table in tables.items()}
-        targets, about = _targets(where, columns[roles.label], labels, reading.task)
+    if label is not None:
+        labels = {name: table[label] for name, table in tables.items()}
+        targets, about = _targets(where, columns[label], labels, reading.task)
     for name, table in tables.items():
-        clients = None if roles.client is None else _ids(f"{where}: {roles.client}", table[roles.client])
-        features = [table[feature] for feature in roles.features]
+        clients = None if client is None else _ids(f"{where}: {client}", table[client])
         if of_text:
-            _require_whole(f"{where}: {roles.features[0]}", features[0])
-            column = {"tokens" if roles.label is None else "text": features[0].to_pylist()}
+            _require_whole(f"{where}: {features[0]}", table[features[0]])
+            column = {"tokens" if label is None else "text": table[features[0]].to_pylist()}
         else:
-            column = {"x": _numbers(where, [columns[feature] for feature in roles.features], features)}
+            column = {"x": _numbers(where, [(columns[feature], table[feature]) for feature in features])}
         column |= {"y": targets[name]} if targets else {}
         splits[name] = RecordTable(clients, notes=[*notes, *about.get("notes", ())], **column)
     train, test = splits["train"], splits.get("test")
@@ -79,12 +69,12 @@ def hugging_face(named: str, reading: Reading) -> Dataset:
     if not of_text:
         reading.require_meant(COLUMNS, "columns of numbers and pictures")
         return make_dataset(path.name, where, train, test, record_shape=reading.record_shape, **about)
-    options = SENTENCE_OPTIONS if roles.label is None else CLASSIFIED_OPTIONS
+    options = SENTENCE_OPTIONS if label is None else CLASSIFIED_OPTIONS
     reading.require_meant({*COLUMNS, *options} - {"record_shape", "task"}, "a column of text")
-    if roles.label is None:
+    if label is None:
         return sentences(path.name, where, train, test, reading)
     if "classes" not in about:
-        raise errors.refuse("label_column", roles.label, "a column of classes for text")
+        raise errors.refuse("label_column", label, "a column of classes for text")
     return text_classes(path.name, where, train, test, reading, about["classes"])
 
 
@@ -184,8 +174,8 @@ def _require_column(where: str, columns: dict[str, Column], name: str, option: s
     return name
 
 
-def _roles(where: str, columns: dict[str, Column], reading: Reading) -> Roles:
-    """The roles of columns, from options or by default."""
+def _roles(where: str, columns: dict[str, Column], reading: Reading) -> tuple[str | None, str | None, list[str]]:
+    """The columns of labels, clients and features, from options or by default."""
     classes = [name for name, column in columns.items() if column.kind == "ClassLabel"]
     label = classes[0] if len(classes) == 1 else "label" if "label" in columns else None
     if reading.label_column is not None:
@@ -203,7 +193,7 @@ def _roles(where: str, columns: dict[str, Column], reading: Reading) -> Roles:
     if not features:
         got = f"columns {', '.join(columns)}"
         raise damage_error(where, got[:100], "a column of features besides labels and clients")
-    return Roles(label, client, features)
+    return label, client, features
 
 
 def _ids(where: str, column: Any) -> np.ndarray:
@@ -222,35 +212,34 @@ def _targets(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Targets of every split, and the fields of the data set that follow from them."""
     where = f"{where}: {about.name}"
+
+    def each(read: Callable[[Any], np.ndarray]) -> dict[str, np.ndarray]:
+        return {name: read(column) for name, column in columns.items()}
+
     if task in ("binary", "regression") or (task == "multi_label" and not about.names):
-        return {name: as_task(where, _numbers_of(where, column), task) for name, column in columns.items()}, {
-            "task": task
-        }
+        numbers = each(lambda column: _numbers_of(where, column))
+        return {name: as_task(where, y, task) for name, y in numbers.items()}, {"task": task}
     if task not in (None, "multi_label" if about.kind == "List" else "classes"):
         raise errors.refuse("task", task, f"another for the column {about.name}, of {about.kind}")
     if about.kind == "ClassLabel":
-        labels = {name: _numbers_of(where, column) for name, column in columns.items()}
+        labels = each(lambda column: _numbers_of(where, column))
         for y in labels.values():
             if y.ndim != 1 or y.dtype.kind not in "iu" or y.min() < 0 or y.max() >= len(about.names):
                 got = f"{y.dtype} {y.shape}" if y.ndim != 1 or y.dtype.kind not in "iu" else f"{y.min()} to {y.max()}"
                 wanted = f"0 to {len(about.names) - 1} of its {len(about.names)} names"
                 raise damage_error(where, got, wanted, "-1 is a label that is missing: drop the record")
-        return {name: y.astype(np.int32) for name, y in labels.items()}, {
-            "classes": len(about.names),
-            "class_names": about.names,
-        }
+        named = {"classes": len(about.names), "class_names": about.names}
+        return {name: y.astype(np.int32) for name, y in labels.items()}, named
     if about.names:
-        return {name: _mark_classes(where, column, len(about.names)) for name, column in columns.items()}, {
-            "task": "multi_label",
-            "class_names": about.names,
-        }
+        marks = each(lambda column: _mark_classes(where, column, len(about.names)))
+        return marks, {"task": "multi_label", "class_names": about.names}
     if all(_is_text(column) for column in columns.values()):
         for column in columns.values():
             _require_whole(where, column)
         y, known, notes = number_labels(np.concatenate([column.to_pylist() for column in columns.values()]))
         ends = np.cumsum([len(column) for column in columns.values()])[:-1]
         return dict(zip(columns, np.split(y, ends))), {"classes": len(known), "class_names": known, "notes": notes}
-    numbers = {name: _numbers_of(where, column) for name, column in columns.items()}
+    numbers = each(lambda column: _numbers_of(where, column))
     if all(y.ndim == 1 and y.dtype.kind in "iu" for y in numbers.values()):
         most = max(int(y.max()) for y in numbers.values())
         return numbers, {"classes": None if most else 2}
@@ -269,13 +258,13 @@ def _mark_classes(where: str, column: Any, classes: int) -> np.ndarray:
     return marks
 
 
-def _numbers(where: str, columns: list[Column], contents: list[Any]) -> np.ndarray:
+def _numbers(where: str, contents: list[tuple[Column, Any]]) -> np.ndarray:
     """Features `(records, ...)`: pictures, or the numbers of all columns side by side."""
-    if [column.kind for column in columns] == ["Image"]:
-        cells = contents[0].to_pylist()
-        return decode(f"{where}: {columns[0].name}", (c.get("bytes") if isinstance(c, dict) else None for c in cells))
+    if [column.kind for column, _ in contents] == ["Image"]:
+        column, cells = contents[0][0], contents[0][1].to_pylist()
+        return decode(f"{where}: {column.name}", (c.get("bytes") if isinstance(c, dict) else None for c in cells))
     arrays = []
-    for column, values in zip(columns, contents):
+    for column, values in contents:
         if column.kind == "Image" or _is_text(values):
             got = ("pictures" if column.kind == "Image" else "text") + " among other features"
             raise damage_error(f"{where}: {column.name}", got, "numbers", "name the features with --feature-columns")

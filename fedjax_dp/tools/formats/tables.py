@@ -1,6 +1,7 @@
 """Tables in CSV and Parquet files: with a column of clients, or with one file for each client."""
 
 import binascii
+import functools
 import glob
 import io
 import os
@@ -12,7 +13,7 @@ from typing import Any
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damage_error, no_text, unpack
-from fedjax_dp.data.reading import COLUMNS, CSV, TABLES, TEXT, Reading
+from fedjax_dp.data.reading import COLUMNS, CSV, TABLES, TEXT, USERS, Reading
 from fedjax_dp.data.store import Dataset, UnitBound
 from fedjax_dp.tools.formats.columns import (
     LABEL,
@@ -35,17 +36,7 @@ VALUE = re.compile(  # a number, or a date
 STATED = ("column", "mean", "std")  # the columns of a public file of constants
 
 
-def from_csv(named: str, reading: Reading) -> Dataset:
-    """The data set of CSV files, see `_from_files`."""
-    return _from_files(named, "csv", reading)
-
-
-def from_parquet(named: str, reading: Reading) -> Dataset:
-    """The data set of Parquet files, see `_from_files`."""
-    return _from_files(named, "parquet", reading)
-
-
-def _from_files(named: str, kind: str, reading: Reading) -> Dataset:
+def _from_files(kind: str, named: str, reading: Reading) -> Dataset:
     """The data set of CSV or Parquet files: columns of numbers, or one of texts, and one or more of labels.
 
     Clients are the values of the client column; without one, each of several files is a client.
@@ -71,6 +62,9 @@ def _from_files(named: str, kind: str, reading: Reading) -> Dataset:
     elif reading.record_shape is not None:
         about["record_shape"] = reading.record_shape
     return from_tables(_name_of(named, paths), where, tables, columns, **about)
+
+
+from_csv, from_parquet = functools.partial(_from_files, "csv"), functools.partial(_from_files, "parquet")
 
 
 def is_several(named: str) -> bool:
@@ -134,8 +128,7 @@ def _name_of(named: str, paths: list[pathlib.Path]) -> str:
 
 def _bounds(reading: Reading) -> tuple[UnitBound, ...]:
     """The bounds on each user's records; refuses ids without a bound, and a bound without ids."""
-    bounds = {name: getattr(reading, name) for name in ("user_column", "records_per_user", "clients_per_user")}
-    if all(value is None for value in bounds.values()):
+    if all(getattr(reading, name) is None for name in USERS):
         return ()
     errors.require_given("user_column", reading.user_column, "a bound belongs to it")
     remedy = "records_per_user 10 keeps ten of each user; without a bound nothing is known"

@@ -67,7 +67,7 @@ def tff(named: str, reading: Reading) -> Dataset:
                 raise damage_error(
                     test_path, " and ".join(other.fields), f"with {' and '.join(layout.fields)}, as {path.name}"
                 )
-    elif database.is_database(beginning):
+    elif beginning.startswith((database.MAGIC, *database.PACKED)):
         layout, train, test, notes = _from_database(path, reading.subset)
     else:
         raise damage_error(path, f"{beginning[:8]!r} at its beginning", "HDF5, or SQLite, perhaps packed by lzma or xz")

@@ -13,6 +13,7 @@ from fedjax_dp.data.records import RecordTable, divide, make_dataset
 from fedjax_dp.data.sequences import (
     CONVENTIONS,
     MOST_WORDS,
+    PAD,
     WORDS,
     check_cut,
     cut_words,
@@ -21,7 +22,6 @@ from fedjax_dp.data.sequences import (
     number_tokens,
     of_words,
     read_words,
-    sentence,
     words_of,
 )
 from fedjax_dp.data.store import Dataset
@@ -36,7 +36,10 @@ UNKNOWN = "<UNK>"
 
 
 def sentences(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
-    """Sentences, words separated by blanks, as next-word sequences `(length,)` between BOS and EOS, cut."""
+    """Sentences, words separated by blanks, as next-word sequences `(length,)` between BOS and EOS, cut.
+
+    So EOS is there only where fewer than `length` words are, as in TensorFlow Federated's and pfl's Stack Overflow.
+    """
     length = SENTENCE if reading.length is None else reading.length
     check_cut(length, None, 0)
     train, test = divide(where, train, test)
@@ -44,9 +47,12 @@ def sentences(name: str, where: str, train: RecordTable, test: RecordTable | Non
     ids = number_tokens(words, reading.convention or "tff", _buckets(reading))
 
     def rows_of(texts: list[str]) -> np.ndarray:
-        table = np.empty((len(texts), length + 1), np.int32)
+        table = np.full((len(texts), length + 1), PAD, np.int32)
         for row, text in zip(table, texts):
-            row[:] = sentence(map(ids.of, text.split()[: length + 1]), ids.vocabulary, length)
+            framed: list[Any] = [ids.vocabulary.bos, *map(ids.of, text.split()[:length]), ids.vocabulary.eos][
+                : length + 1
+            ]
+            row[: len(framed)] = framed
         return table
 
     train, test = (part.with_columns(ids=rows_of(part["tokens"])) for part in (train, test))
