@@ -19,7 +19,6 @@ X = np.arange(60, dtype=np.float32).reshape(20, 3)
 Y = np.arange(20) % 4
 GOOD = {"x_train": X, "y_train": Y, "x_test": X[:8], "y_test": Y[:8]}
 IDS = np.repeat([7, 3], 10)
-FEDAVG = fdp.fedavg(cohort_size=2, batch_size=2, local_steps=1, learning_rate=0.1)
 
 
 def test_classes_without_a_record_are_told():
@@ -196,16 +195,6 @@ def test_arrays_of_either_order_of_bytes_are_the_same_data(orders, door):
     for left, right in zip(*found, strict=True):
         assert np.asarray(right).dtype.isnative
         np.testing.assert_array_equal(left, right)
-
-
-# CI: test_arrays_of_either_order_of_bytes_are_the_same_data
-@pytest.mark.exhaustive
-def test_arrays_of_the_other_order_of_bytes_train_as_their_own():
-    found = []
-    for arrays in (GOOD, {what: array.astype(array.dtype.newbyteorder(">")) for what, array in GOOD.items()}):
-        data = fdp.federate(fdp.dataset(**arrays), [np.arange(10), np.arange(10, 20)])
-        found.append(fdp.run(FEDAVG, data, rounds=1, progress=False).test_loss)
-    assert found[0] == found[1]
 
 
 def test_a_vocabulary_that_is_none_is_refused_for_every_task():

@@ -72,13 +72,6 @@ def test_a_name_is_one_line():
     assert ClientNames(["a\x1b[2J"])[0] == repr("a\x1b[2J")
 
 
-def test_a_store_keeps_names(tmp_path):
-    fdp.data.save_store(DATA, tmp_path / "store")
-    assert fdp.data.open_store(tmp_path / "store").names.listed == NAMES
-    fdp.data.save_store(fdp.federate(DATASET, fdp.data.iid(DATASET, 3)), tmp_path / "other")
-    assert fdp.data.open_store(tmp_path / "other").names is None
-
-
 def test_a_guarantee_says_whose_epsilon_is_the_largest_unless_clients_are_hidden():
     algorithm = fdp.dpnfl(cohort_size=3, **TRAINED)
     promise = fdp.guarantee(algorithm, DATA, rounds=2, delta=1e-2)
@@ -124,12 +117,10 @@ def animals(**options):
     return fdp.dataset(x, y, x, y, **options)
 
 
-def test_classes_keep_their_names_through_partitions_and_stores(tmp_path):
+def test_classes_keep_their_names_through_partitions():
     data = fdp.federate(animals(), [np.arange(4), np.arange(4, 9)])
-    fdp.data.save_store(data, tmp_path / "store")
-    for kept in (data, fdp.data.open_store(tmp_path / "store")):
-        assert kept.class_names.listed == tuple(sorted(WORDS))
-        np.testing.assert_array_equal(np.sort(WORDS)[np.asarray(kept.y)], WORDS[np.arange(9) % 3])
+    assert data.class_names.listed == tuple(sorted(WORDS))
+    np.testing.assert_array_equal(np.sort(WORDS)[np.asarray(data.y)], WORDS[np.arange(9) % 3])
 
 
 def test_a_guarantee_takes_named_classes_for_public():

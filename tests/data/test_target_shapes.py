@@ -11,7 +11,7 @@ import pytest
 from helpers import refusal, target_data, usual
 
 import fedjax_dp as fdp
-from fedjax_dp.data import Dataset, Vocabulary, federate, open_store, save_store
+from fedjax_dp.data import Dataset, Vocabulary, federate
 from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.targets import TARGETS
 from fedjax_dp.execution.mesh import all_devices
@@ -48,20 +48,6 @@ def test_a_mean_over_records_sees_every_target_once(task):
         wanted = sum(np.asarray(a, float)[rows].reshape(len(rows), -1).sum(1).mean() for a in jax.tree.leaves(data.y))
         placed = jax.tree.map(jnp.asarray, data)
         np.testing.assert_allclose(placed.mean_over_records(placed.client(client), of), wanted, rtol=1e-5)
-
-
-@pytest.mark.parametrize("task", TARGETS)
-def test_a_store_on_disk_holds_targets_of_any_shape(task, tmp_path):
-    data = target_data(task)
-    if task == "own":
-        assert "one array, for which a store has a column" in refusal(save_store, data, tmp_path / "store")
-        return
-    save_store(data, tmp_path / "store")
-    back = open_store(tmp_path / "store")
-    np.testing.assert_array_equal(back.y, np.asarray(data.y)[data.row_numbers])
-    np.testing.assert_array_equal(back.y_test, data.y_test)
-    assert back.y.dtype == data.y.dtype
-    assert (back.task, back.vocabulary, back.classes) == (data.task, data.vocabulary, data.classes)
 
 
 @dataclasses.dataclass(frozen=True)

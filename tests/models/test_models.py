@@ -129,19 +129,6 @@ def test_records_of_the_wrong_shape_are_refused(make):
         make()
 
 
-@pytest.mark.exhaustive
-def test_gradients_built_a_few_at_a_time_are_the_same_gradients():
-    data = ragged_data([20, 30, 25])
-    model = fdp.mlp(data.record_shape, data.classes, (4,))
-    common = {"cohort_size": 2, "batch_size": 5, "local_steps": 2, "learning_rate": 0.1, "clip_norm": 0.1}
-    ends = [
-        fdp.simulate(fdp.dpnfl(**common, noise_multiplier=0.5, microbatch=rows), data, rounds=1, model=model).params
-        for rows in (None, 2)
-    ]
-    for whole, parts in zip(*map(jax.tree.leaves, ends), strict=True):
-        np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-6)
-
-
 def test_microbatch_belongs_to_clipped_records():
     common = {"cohort_size": 2, "batch_size": 5, "local_steps": 2, "learning_rate": 0.1}
     for make in (fdp.fedavg, lambda **options: fdp.cpfed(clipping="none", **options)):

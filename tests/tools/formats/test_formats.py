@@ -399,9 +399,8 @@ def promise_of(data, entry=fdp.dpnfl):
     return fdp.guarantee(entry(**base, noise_multiplier=2.0), data, rounds=1, delta=1e-3)
 
 
-def warnings_of(found, **unit):
-    data = federate(found, fdp.data.natural(found.client_ids))
-    return data, promise_of(data, fdp.dp_fedavg if unit else fdp.dpnfl).warnings
+def warnings_of(found, entry=fdp.dpnfl):
+    return promise_of(federate(found, fdp.data.natural(found.client_ids)), entry).warnings
 
 
 @pytest.mark.parametrize(("stride", "windows_of_a_character"), [(None, 81), (5, 17), (80, 2)])
@@ -410,18 +409,16 @@ def test_a_guarantee_of_overlapping_windows_says_in_how_many_a_character_stands(
 ):
     found = load(both(tmp_path), stride=stride)
     assert any(f"stands in up to {windows_of_a_character} windows" in note for note in found.notes) == (stride != 80)
-    data, told = warnings_of(found)
+    told = warnings_of(found)
     line = "epsilon is of one record: a record is a window of 81 characters; one character stands in up to "
     assert f"{line}{windows_of_a_character} windows" in told
-    assert not any("window" in text for text in warnings_of(found, unit="client")[1])
-    fdp.data.save_store(data, tmp_path / "store")
-    assert open_store(tmp_path / "store").overlap == data.overlap
+    assert not any("window" in text for text in warnings_of(found, fdp.dp_fedavg))
 
 
 def test_a_guarantee_of_windows_that_share_nothing_says_nothing_of_them(tmp_path):
     path = f"tff:{hdf5(tmp_path / 'play.h5', {name: {'snippets': lines} for name, lines in SNIPPETS.items()})}"
     for convention, shared in (("tff", False), ("fedjax", True)):
-        told = warnings_of(load(path, convention=convention))[1]
+        told = warnings_of(load(path, convention=convention))
         assert any("one character stands in up to 2 windows" in text for text in told) is shared
 
 

@@ -334,12 +334,6 @@ def test_a_column_without_spread_cannot_be_standardised_by_the_records():
     assert told.startswith("standardise age must be by a positive deviation, got a deviation of 0; drop=['age']")
 
 
-def test_options_of_tables_are_for_tables():
-    assert "left out for digits" in refusal(load, "digits", drop="a")
-    x = np.zeros((4, 2), np.float32)
-    assert "left out for arrays" in refusal(fdp.dataset, x, [0, 1, 0, 1], x, [0, 1, 0, 1], drop=["a"])
-
-
 # Dialects of CSV.
 
 
@@ -367,7 +361,6 @@ def test_dialects_of_csv_are_read_or_refused_with_their_remedy(hospitals):
             "pandas.read_csv('a.csv', sep=';', decimal=',').to_csv('points_a.csv', index=False)",
         ),
         ((plain + plain).encode(), "the header again in row 25; drop that row, or name the files"),
-        (plain.replace("dose", "âge").encode(), "columns must be of different names, got âge twice"),
     ):
         pathlib.Path("a.csv").write_bytes(content)
         assert words in refusal(load, "csv:a.csv", **WORDS)
@@ -429,13 +422,6 @@ def test_commas_in_ids_categories_and_columns_without_use_are_no_decimals():
 def test_commas_separate_fields_whose_names_have_other_marks():
     hospital().rename(columns={"age": "a;b|c", "dose": "d;e"}).to_csv("a.csv", index=False)
     assert load("csv:a.csv", **WORDS).x_train.shape[1:] == (2,)
-
-
-def test_labels_with_fractions_are_refused():
-    hospital(sick=[0.5, 1.0] * 12).to_csv("a.csv", index=False)
-    assert "whole numbers or words, got float64; name another column, or task regression" in refusal(
-        load, "csv:a.csv", **WORDS
-    )
 
 
 # Files without a line of names, and words for what is missing.
@@ -601,14 +587,6 @@ def test_numbers_that_are_stated_as_missing_are():
     assert rows_of(fdp.dataset(frame, label="sick", missing=[-9], fill={"age": 7}))[0, 0] == 7
     frame.to_csv("a.csv", index=False)
     assert rows_of(load("csv:a.csv", label_column="sick", missing="-9", fill="age=7"))[0, 0] == 7
-
-
-def test_records_of_a_shape_are_warned_of_like_those_of_other_readers(tmp_path):
-    x = pd.DataFrame(np.arange(240).reshape(20, 12) % 251, columns=[f"p{place}" for place in range(12)])
-    x.assign(label=np.arange(20) % 2).to_csv(tmp_path / "a.csv", index=False)
-    dataset = load(f"csv:{tmp_path / 'a.csv'}", record_shape="3,2,2")
-    assert dataset.x_train.shape[1:] == (3, 2, 2)
-    assert any("(3, 2, 2) look like images with channels first" in note for note in dataset.notes)
 
 
 # A column of texts.
