@@ -11,13 +11,6 @@ from fedjax_dp import data, errors
 LABELS = np.arange(600) % 10
 
 
-@given(labels_and_sizes(), SEEDS)
-@settings(max_examples=25, deadline=None)
-def test_iid_gives_each_client_its_size_and_each_record_once(problem, seed):
-    labels, sizes = problem
-    check_split(data.iid(labels, sizes, seed), sizes, labels.size)
-
-
 @given(labels_and_sizes(), st.integers(1, 6), SEEDS)
 @settings(max_examples=40, deadline=None)
 def test_label_partition_is_exact_or_refused(problem, count, seed):
@@ -41,16 +34,6 @@ def test_balanced_labels_are_always_split_without_a_rest(classes, copies, each, 
     clients = data.labels_per_client(labels, sizes, count, seed)
     check_split(clients, sizes, labels.size)
     assert max(np.unique(labels[rows]).size for rows in clients) <= count
-
-
-@given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 1000), SEEDS)
-@settings(max_examples=40, deadline=None)
-def test_power_law_sizes_sum_exactly_and_keep_the_minimum(num_clients, minimum, spare, seed):
-    records = num_clients * minimum + spare
-    sizes = data.power_law_sizes(records, num_clients, minimum, seed)
-    assert sizes.shape == (num_clients,)
-    assert sizes.sum() == records
-    assert sizes.min() >= minimum
 
 
 def test_power_law_sizes_are_far_from_equal():

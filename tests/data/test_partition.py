@@ -10,6 +10,18 @@ from fedjax_dp import data
 from fedjax_dp.data import Dataset
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(10), 60))
+PARTITIONS = {  # and what they take beside labels and a number of clients
+    data.iid: (),
+    data.labels_per_client: (4,),
+    data.dirichlet: (0.5,),
+    data.inner_dirichlet: (0.5,),
+    data.class_dirichlet: (0.5,),
+    data.one_class_per_client: (),
+    data.pathological: (2,),
+    data.shards: (),
+    data.similarity: (10,),
+    data.continuous: (0.5,),
+}
 
 
 def table_of(clients, labels):
@@ -52,12 +64,13 @@ def test_similarity_ten_percent_of_labels_are_dealt_to_all():
 # Dirichlet
 
 
-@pytest.mark.parametrize("draw", [data.dirichlet, data.inner_dirichlet])
 @given(labels_and_sizes(), st.floats(1e-3, 1e3), SEEDS, st.sampled_from(["per_class", "hsu"]))
 @settings(max_examples=40, deadline=None)
-def test_dirichlet_fills_every_size_whatever_the_concentration(draw, problem, concentration, seed, scale):
+def test_iid_and_dirichlet_fill_every_size_whatever_the_concentration(problem, concentration, seed, scale):
     labels, sizes = problem
-    check_split(draw(labels, sizes, concentration, seed, scale), sizes, labels.size)
+    check_split(data.iid(labels, sizes, seed), sizes, labels.size)
+    for draw in (data.dirichlet, data.inner_dirichlet):
+        check_split(draw(labels, sizes, concentration, seed, scale), sizes, labels.size)
 
 
 def test_hsu_scale_is_concentration_over_the_number_of_classes():
@@ -145,13 +158,15 @@ def test_one_class_sizes_are_the_largest_that_fit(problem, num_clients, seed):
 
 @given(st.integers(1, 40), st.integers(1, 9), st.integers(0, 1000), st.floats(0, 4), SEEDS)
 @settings(max_examples=40, deadline=None)
-def test_zipf_sizes_sum_exactly_and_keep_the_minimum(num_clients, minimum, spare, exponent, seed):
+def test_random_sizes_sum_exactly_and_keep_the_minimum(num_clients, minimum, spare, exponent, seed):
     records = num_clients * minimum + spare
-    sizes = data.zipf_sizes(records, num_clients, minimum, exponent, seed)
-    assert sizes.sum() == records
-    assert sizes.min() >= minimum
+    zipf = data.zipf_sizes(records, num_clients, minimum, exponent, seed)
+    for sizes in (zipf, data.power_law_sizes(records, num_clients, minimum, seed)):
+        assert sizes.shape == (num_clients,)
+        assert sizes.sum() == records
+        assert sizes.min() >= minimum
     if exponent == 0:
-        assert sizes.max() - sizes.min() <= 1
+        assert zipf.max() - zipf.min() <= 1
 
 
 def test_zipf_sizes_fall_as_one_over_rank():
@@ -301,24 +316,9 @@ def test_the_median_client_has_one_number_of_records_wherever_it_is_shown(sizes,
 # Data sets in the place of labels, numbers of clients in the place of sizes
 
 
-@pytest.mark.parametrize(
-    ("draw", "more"),
-    [
-        (data.iid, ()),
-        (data.labels_per_client, (4,)),
-        (data.dirichlet, (0.5,)),
-        (data.inner_dirichlet, (0.5,)),
-        (data.class_dirichlet, (0.5,)),
-        (data.one_class_per_client, ()),
-        (data.pathological, (2,)),
-        (data.shards, ()),
-        (data.similarity, (10,)),
-        (data.continuous, (0.5,)),
-    ],
-    ids=lambda one: getattr(one, "__name__", ""),
-)
-def test_a_data_set_and_a_number_of_clients_are_enough(draw, more):
-    whole = data.load("digits")
+@pytest.mark.parametrize("draw", PARTITIONS, ids=lambda draw: draw.__name__)
+def test_a_data_set_and_a_number_of_clients_are_enough(draw):
+    whole, more = data.load("digits"), PARTITIONS[draw]
     clients = draw(whole, 10, *more)
     assert len(clients) == 10
     for rows, same in zip(clients, draw(whole.y_train.tolist(), 10, *more, seed=0), strict=True):

@@ -9,7 +9,7 @@ from helpers import SEEDS, check_split, labels_and_sizes, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
-from test_partition import LABELS, table_of
+from test_partition import LABELS, PARTITIONS, table_of
 
 from fedjax_dp import data, errors
 
@@ -331,39 +331,32 @@ def test_growing_sizes_by_hand():
 
 # The same for all
 
-SPLITS = {
-    "shards": data.shards,
-    "pathological": lambda labels, clients, seed: data.pathological(labels, clients, 2, seed),
-    "class-dirichlet": lambda labels, clients, seed: data.class_dirichlet(labels, clients, 0.5, seed),
-    "inner-dirichlet": lambda labels, clients, seed: data.inner_dirichlet(labels, each(labels, clients), 0.5, seed),
-    "continuous": lambda labels, clients, seed: data.continuous(labels, clients, 0.5, seed),
-    "grouped-natural": lambda labels, clients, seed: data.grouped_natural(np.arange(labels.size) // 2, 5, seed),
-    "similarity": lambda labels, clients, seed: data.similarity(labels, clients, 10, seed),
-    "dirichlet": lambda labels, clients, seed: data.dirichlet(labels, each(labels, clients), 0.5, seed),
-    "one-class": lambda labels, clients, seed: data.one_class_per_client(labels, each(labels, clients), seed),
-    "labels": lambda labels, clients, seed: data.labels_per_client(labels, each(labels, clients), 2, seed),
-    "iid": lambda labels, clients, seed: data.iid(labels, each(labels, clients), seed),
-    "power-law-sizes": lambda labels, clients, seed: [data.power_law_sizes(labels.size, clients, 5, seed)],
-}
+
+def grouped(labels, num_clients, seed):
+    return data.grouped_natural(np.arange(labels.size) // 2, 5, seed)
 
 
-def each(labels, num_clients):
-    return np.full(num_clients, labels.size // num_clients)
+def sizes(labels, num_clients, seed):
+    return [data.power_law_sizes(labels.size, num_clients, 5, seed)]
 
 
-@pytest.mark.parametrize("name", SPLITS)
-def test_seed_alone_decides(name):
-    first, again, other = (np.concatenate(SPLITS[name](LABELS, 20, seed)) for seed in (3, 3, 4))
+SEEDED = pytest.mark.parametrize("draw", [*PARTITIONS, grouped, sizes], ids=lambda draw: draw.__name__)
+
+
+@SEEDED
+def test_seed_alone_decides(draw):
+    more = PARTITIONS.get(draw, ())
+    first, again, other = (np.concatenate(draw(LABELS, 20, *more, seed=seed)) for seed in (3, 3, 4))
     np.testing.assert_array_equal(first, again)
     assert first.shape != other.shape or (first != other).any()
 
 
-@pytest.mark.parametrize("name", SPLITS)
-def test_sixty_thousand_records_reach_a_thousand_clients_in_half_a_second(name):
+@SEEDED
+def test_sixty_thousand_records_reach_a_thousand_clients_in_half_a_second(draw):
     labels = np.arange(60_000) % 10
     seconds = []
     for seed in range(3):
         began = time.perf_counter()
-        SPLITS[name](labels, 1000, seed)
+        draw(labels, 1000, *PARTITIONS.get(draw, ()), seed=seed)
         seconds.append(time.perf_counter() - began)
     assert min(seconds) < 0.5

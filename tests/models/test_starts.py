@@ -103,16 +103,16 @@ def broken(tmp_path):
         return lambda told: {"w": told["w"] | change}
 
     yield tmp_path / "gone.npz", "exists"
-    (tmp_path / "empty.safetensors").write_bytes(b"")
+    for name, size, words in (
+        ("long", 2**60, b"{}"),
+        ("text", 4, b"nope"),
+        ("deep", 200_000, b"[" * 200_000),
+        ("list", 2, b"[]"),
+    ):
+        (tmp_path / f"{name}.safetensors").write_bytes(struct.pack("<Q", size) + words)
+        yield tmp_path / f"{name}.safetensors", "none of these or damaged"
+    (tmp_path / "empty.safetensors").touch()
     yield tmp_path / "empty.safetensors", "none of these or damaged"
-    (tmp_path / "long.safetensors").write_bytes(struct.pack("<Q", 2**60) + b"{}")
-    yield tmp_path / "long.safetensors", "none of these or damaged"
-    (tmp_path / "text.safetensors").write_bytes(struct.pack("<Q", 4) + b"nope")
-    yield tmp_path / "text.safetensors", "none of these or damaged"
-    (tmp_path / "deep.safetensors").write_bytes(struct.pack("<Q", 200_000) + b"[" * 200_000)
-    yield tmp_path / "deep.safetensors", "none of these or damaged"
-    (tmp_path / "list.safetensors").write_bytes(struct.pack("<Q", 2) + b"[]")
-    yield tmp_path / "list.safetensors", "none of these or damaged"
     for name, change in {
         "type": {"dtype": "F8"},
         "shape": {"shape": [-2, -2]},
