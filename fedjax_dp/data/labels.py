@@ -62,10 +62,9 @@ def pathological(
         table[client, present[chosen]] = 1
     for label, owners in ((label, np.flatnonzero(table[:, label])) for label in present):
         if len(owners) > counts[label]:
-            wanted = (
-                f"few enough that the {counts[label]} records of label {label} go round, not for {len(owners)} clients"
-            )
-            raise errors.refuse("num_clients", num_clients, wanted, "lower num_clients or labels_per_client")
+            of_label = f"the {counts[label]} records of label {label} go round, not for {len(owners)} clients"
+            remedy = "lower num_clients or labels_per_client"
+            raise errors.refuse("num_clients", num_clients, f"few enough that {of_label}", remedy)
         table[owners, label] = even_sizes(counts[label], len(owners)) if len(owners) else 0
     return deal(labels, table, rng)
 
@@ -131,22 +130,17 @@ def _round_table(table: np.ndarray, rows: np.ndarray, columns: np.ndarray, mask:
     while (over := whole.sum(0) - columns).max() > 0:  # fitting did not converge: take the excess back, then re-place
         label = int(np.argmax(over))
         whole[np.argmax(whole[:, label]), label] -= 1
-    for capacity in (
-        mask.astype(int),
-        np.where(mask, columns[None, :], 0),
-    ):  # next to the fit if possible, else anywhere allowed
+    anywhere = np.where(mask, columns[None, :], 0)
+    for capacity in (mask.astype(int), anywhere):  # next to the fit if possible
         whole = whole + _flow(rows - whole.sum(1), columns - whole.sum(0), capacity)
         if (whole.sum(1) == rows).all():
             return whole
-    start = _flow(rows, columns, np.where(mask, columns[None, :], 0))
+    start = _flow(rows, columns, anywhere)
     if (start.sum(1) == rows).all():
         return start
-    raise errors.refuse(
-        "labels_per_client",
-        int(mask.sum(1).max()),
-        f"high enough that every client can be filled (the largest holds {rows.max()} records)",
-        "raise labels_per_client, min_records or num_clients",
-    )
+    wanted = f"high enough that every client can be filled (the largest holds {rows.max()} records)"
+    remedy = "raise labels_per_client, min_records or num_clients"
+    raise errors.refuse("labels_per_client", int(mask.sum(1).max()), wanted, remedy)
 
 
 def _flow(supply: np.ndarray, demand: np.ndarray, capacity: np.ndarray) -> np.ndarray:

@@ -68,12 +68,9 @@ def one_class_per_client(labels: Labels, sizes: Sizes, seed: int = 0) -> list[np
         size = sizes[client]
         able = left >= size
         if not able.any():
-            raise errors.refuse(
-                "partition",
-                "one-class",
-                f"possible, but no class has {size} records left for client {client}",
-                "make the largest clients smaller (one_class_sizes finds equal ones)",
-            )
+            wanted = f"possible, but no class has {size} records left for client {client}"
+            remedy = "make the largest clients smaller (one_class_sizes finds equal ones)"
+            raise errors.refuse("partition", "one-class", wanted, remedy)
         choice = int(np.argmax(np.where(able, behind, -np.inf)))
         table[client, choice] = size
         left[choice] -= size
@@ -127,9 +124,9 @@ def group(ids: np.ndarray, group_size: int, seed: int, remainder: str) -> tuple[
     if (left and remainder == "refuse") or not (whole or remainder == "smaller"):
         wanted = f"a size that divides {len(names)} ids" if whole else f"at most the {len(names)} ids"
         raise errors.refuse("group_size", group_size, wanted, "let the remainder be smaller")
-    rest = {"smaller": np.full(left, whole), "spread": np.arange(left) % max(whole, 1)}.get(
-        remainder, np.full(left, -1)
-    )
+    rest = np.full(left, whole if remainder == "smaller" else -1)
+    if remainder == "spread":
+        rest = np.arange(left) % max(whole, 1)
     number = np.empty(len(names), int)
     number[generator("groups", seed).permutation(len(names))] = [*np.repeat(np.arange(whole), group_size), *rest]
     return owners, number

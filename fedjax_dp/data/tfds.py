@@ -25,12 +25,8 @@ def image_classification(name: str, data_dir: str | os.PathLike[str] | None) -> 
     try:
         import tensorflow_datasets
     except ImportError as error:
-        raise errors.refuse(
-            "tensorflow-datasets",
-            f"not installed ({error.name})",
-            f"installed for tfds:{name}",
-            'pip install "fedjax-dp[tfds]"',
-        ) from None
+        got, wanted = f"not installed ({error.name})", f"installed for tfds:{name}"
+        raise errors.refuse("tensorflow-datasets", got, wanted, 'pip install "fedjax-dp[tfds]"') from None
     try:
         builder = tensorflow_datasets.builder_from_directory(path)
     except Exception as error:  # any error of a library that reads a damaged folder
@@ -75,13 +71,11 @@ def _version_folder(name: str, folders: list[pathlib.Path]) -> pathlib.Path:
     ]
     if versions:
         return max(versions, key=lambda path: [int(part) for part in path.name.split(".")])
-    raise errors.refuse(
-        f"dataset tfds:{name}",
-        "nothing there",
-        f"prepared in {folders[0]}",
+    remedy = (
         'where TensorFlow is installed run: python -c "import tensorflow_datasets as tfds; '
-        f"tfds.builder('{name}', data_dir='{folders[0]}', file_format='array_record').download_and_prepare()\"",
+        f"tfds.builder('{name}', data_dir='{folders[0]}', file_format='array_record').download_and_prepare()\""
     )
+    raise errors.refuse(f"dataset tfds:{name}", "nothing there", f"prepared in {folders[0]}", remedy)
 
 
 def _check_features(name: str, features: Any) -> tuple[str, int]:

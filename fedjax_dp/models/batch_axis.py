@@ -30,21 +30,14 @@ def require_records_apart(name: str, batched: Callable[..., Any], params: Any, r
             raise _no_rows(name, three, "three records")
     found = _first_mixing_equation(*(closed.jaxpr for closed, _ in traced))
     if found is not None:
-        raise errors.refuse(
-            "model",
-            f"{name}, in which {found.primitive.name}{equations.place(found)} runs over the records of a batch",
-            "one that treats each record alone",
-            "leave out means and norms over the batch: use GroupNorm or LayerNorm instead of BatchNorm",
-        )
+        got = f"{name}, in which {found.primitive.name}{equations.place(found)} runs over the records of a batch"
+        remedy = "leave out means and norms over the batch: use GroupNorm or LayerNorm instead of BatchNorm"
+        raise errors.refuse("model", got, "one that treats each record alone", remedy)
 
 
 def _first_mixing_equation(two: Any, three: Any) -> Any | None:
     """The first equation that runs over records, of a program with two and the same with three of them."""
-    pairs = list(
-        itertools.zip_longest(
-            (line for _, line in program.used_equations(two)), (line for _, line in program.used_equations(three))
-        )
-    )
+    pairs = [*itertools.zip_longest(*([line for _, line in program.used_equations(one)] for one in (two, three)))]
     if any(one is None or other is None or one.primitive is not other.primitive for one, other in pairs):
         return None  # written out for each record: nothing more can be known, and one is traced alone anyway
     for one, other in pairs:

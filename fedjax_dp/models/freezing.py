@@ -74,9 +74,8 @@ def freeze(
     plan = plan_of(model, "scores", tree, (model.blank,))
     trained = _trainable_names(words, plan, shapes)
     adapters = _low_rank(words, plan, shapes, trained, rank, targets)
-    of_start = {"start_private": start_private, "start_epsilon": start_epsilon, "start_delta": start_delta}
-    of_files = {"fresh": fresh, "start_data": start_data}
-    for name, value in {**of_files, **of_start}.items():
+    of_start = {"fresh": fresh, "start_data": start_data, "start_private": start_private}
+    for name, value in (of_start | {"start_epsilon": start_epsilon, "start_delta": start_delta}).items():
         if start is None and value is not None:
             raise errors.refuse(name, value, "left out where training begins at random", "give start, or drop it")
     if start is not None:
@@ -97,18 +96,11 @@ def freeze(
         errors.require_positive("lora_alpha", alpha)
         if adapters is None:
             raise errors.refuse("lora_alpha", alpha, f"left out unless trainable has {LORA} or {FFA_LORA}", "drop it")
-    held = Frozen(
-        FrozenValues(
-            values,
-            {name: jnp.asarray(begun[name]) for name in trained if name in begun},
-            jnp.float32(1.0 if alpha is None else alpha / rank),
-        )
-    )
+    scale = jnp.float32(1.0 if alpha is None else alpha / rank)
+    held = Frozen(FrozenValues(values, {name: jnp.asarray(begun[name]) for name in trained if name in begun}, scale))
     others = bool(set(already) - set(kept) or set(shapes) - set(begun))
-    origins = [*(before if others else ()), *(() if start is None else (start.origin,))]
-    return dataclasses.replace(
-        model, adaptation=Adaptation(trained, adapters, tuple(origins), held.checksum), held=held
-    )
+    origins = (*(before if others else ()), *(() if start is None else (start.origin,)))
+    return dataclasses.replace(model, adaptation=Adaptation(trained, adapters, origins, held.checksum), held=held)
 
 
 def _trainable_names(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -120,12 +112,8 @@ def _trainable_names(words: Sequence[str], plan: GradientPlan, shapes: Mapping[s
     patterns = ["**bias" if word == BIAS else word for word in words if word not in (LORA, FFA_LORA)]
     found = select_names("trainable", patterns, plan, shapes)
     if len(found) == len(shapes):
-        raise errors.refuse(
-            "trainable",
-            f"{','.join(words)!r}, which matches every parameter",
-            "some of the parameters",
-            "leave it out to train all",
-        )
+        got = f"{','.join(words)!r}, which matches every parameter"
+        raise errors.refuse("trainable", got, "some of the parameters", "leave it out to train all")
     return tuple(name for name in shapes if name in found)
 
 
@@ -156,12 +144,9 @@ def _low_rank(
             if name in trained:
                 raise errors.refuse("lora_targets", f"{name}, which is trained itself", "others", "drop one of the two")
             if name not in kernels:
-                raise errors.refuse(
-                    "lora_targets",
-                    f"{name}, which is not multiplied as a whole matrix wherever it is used",
-                    "kernels of dense layers",
-                    "there are " + ", ".join(list(kernels)[:6]) if kernels else "",
-                )
+                got = f"{name}, which is not multiplied as a whole matrix wherever it is used"
+                remedy = "there are " + ", ".join(list(kernels)[:6]) if kernels else ""
+                raise errors.refuse("lora_targets", got, "kernels of dense layers", remedy)
     if not names:
         word = LORA if both else FFA_LORA
         already = ", ".join([name for name in kernels if name in trained][:4])

@@ -205,12 +205,9 @@ class NetworkModel:
             raise
         except Exception as error:
             what, reason = what or self.network.name, str(error).strip().split("\n")[0].rstrip(".")
-            raise errors.refuse(
-                "model",
-                f"{what} that fails on one record{_place(error)}: {type(error).__name__}: {reason}",
-                f"one that runs on records {self.record_shape}",
-                _remedy(error),
-            ) from error
+            got = f"{what} that fails on one record{_place(error)}: {type(error).__name__}: {reason}"
+            wanted = f"one that runs on records {self.record_shape}"
+            raise errors.refuse("model", got, wanted, _remedy(error)) from error
 
     @functools.cached_property
     def has_features(self) -> bool:

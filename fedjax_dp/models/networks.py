@@ -216,12 +216,9 @@ class Functions:
 
     @functools.cached_property
     def _takes_key(self) -> bool:
-        required = [
-            one
-            for one in inspect.signature(self.forward).parameters.values()
-            if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD) and one.name not in MODES
-        ]
-        return len(required) > 2
+        taken = inspect.signature(self.forward).parameters.values()
+        by_place = [one.name for one in taken if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+        return len(set(by_place) - MODES.keys()) > 2
 
     def init(self, key: jax.Array, blank: jax.Array) -> Any:
         return self.start(key)
@@ -260,12 +257,10 @@ def network_of(network: Any, mode: str | None = None) -> Network:
                 return kind(network, mode or _mode(made.__call__))
         if isinstance(made, nn.Module):
             return Linen(_hashable(made), mode or _mode(made.__call__))
-    raise errors.refuse(
-        "model",
-        validation.describe(network),
-        "a module of Flax (linen or nnx), Equinox or Haiku, a function of a key that makes one, or a pair of functions",
-        _constructor_words(network) if isinstance(network, type) else _PAIR,
-    )
+    modules = "a module of Flax (linen or nnx), Equinox or Haiku"
+    wanted = f"{modules}, a function of a key that makes one, or a pair of functions"
+    remedy = _constructor_words(network) if isinstance(network, type) else _PAIR
+    raise errors.refuse("model", validation.describe(network), wanted, remedy)
 
 
 def _require_of_a_key(network: Callable[..., Any]) -> None:
@@ -349,9 +344,7 @@ def _require_constant(name: str, before: Mapping[str, Any], after: Mapping[str, 
 
 
 def _keeps(name: str, what: str) -> errors.ConfigurationError:
-    return errors.refuse(
-        "model",
-        f"{name} with {what}, which it updates from records",
-        "a module whose parameters alone change, so that records do not mix",
-        "use GroupNorm or LayerNorm instead of BatchNorm, or its running statistics alone (use_running_average=True)",
-    )
+    wanted = "a module whose parameters alone change, so that records do not mix"
+    others = "use GroupNorm or LayerNorm instead of BatchNorm"
+    remedy = f"{others}, or its running statistics alone (use_running_average=True)"
+    return errors.refuse("model", f"{name} with {what}, which it updates from records", wanted, remedy)

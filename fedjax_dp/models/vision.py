@@ -66,9 +66,6 @@ def group_norm_cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
 def _require_image(record_shape: tuple[int, ...], classes: int, least: int) -> None:
     require_sizes(record_shape, classes)
     if len(record_shape) not in (2, 3) or min(record_shape[:2]) < least:
-        raise errors.refuse(
-            "record_shape",
-            tuple(record_shape),
-            f"images of at least {least} x {least}, with or without channels",
-            "channels stand last, np.moveaxis(x, 1, -1); or use an mlp",
-        )
+        wanted = f"images of at least {least} x {least}, with or without channels"
+        remedy = "channels stand last, np.moveaxis(x, 1, -1); or use an mlp"
+        raise errors.refuse("record_shape", tuple(record_shape), wanted, remedy)
