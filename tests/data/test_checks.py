@@ -131,14 +131,6 @@ def test_wrong_tables_are_refused_in_one_line(frame, words, kind, tmp_path):
     assert words in refusal(fdp.dataset, frame, label="label", client="who")
 
 
-@pytest.mark.parametrize("kind", ["csv", "parquet"])
-def test_files_that_are_no_tables_are_refused(kind, tmp_path):
-    path = tmp_path / "t"
-    for content in (b"\xff\xfe\x00\x80" * 20, b"a,b\n1,2,3\n4,5,6,7,8\n"):
-        path.write_bytes(content)
-        refusal(load, f"{kind}:{path}")
-
-
 # Files of arrays
 
 

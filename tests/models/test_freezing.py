@@ -8,13 +8,14 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from helpers import ragged_data, usual
+from single_gradients import check_clipped_sum
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, gradients
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import freeze, gpt, logistic_regression, lstm, mlp, model
 from fedjax_dp.models.low_rank import A, B
-from fedjax_dp.pytrees import path_name, ravel
+from fedjax_dp.pytrees import path_name
 from fedjax_dp.rounds import metrics, simulation
 from fedjax_dp.tools.testing import check_algorithm
 
@@ -154,14 +155,7 @@ def test_norms_and_clipped_sums_are_those_of_single_gradients(name, trainable):
     made, x, y = network(name)
     adapted = freeze(made, trainable, rank=2)
     params = moved(adapted.init(jax.random.key(0)))
-    gradient = jax.grad(lambda p, x, y: adapted.loss(p, x, y, None))
-    rows = jax.jit(jax.vmap(lambda p, x, y: ravel(gradient(p, x, y))[0], (None, 0, 0)))(params, x, y)
-    norms = np.linalg.norm(rows, axis=1)
-    clip = float(np.median(norms))
-    found = jax.jit(lambda p: gradients.clipped_sum(adapted, p, x, y, jnp.ones(5, bool), clip))(params)
-    np.testing.assert_allclose(found.norms, norms, rtol=2e-5)
-    wanted = (rows * np.minimum(1, clip / norms)[:, None]).sum(0)
-    np.testing.assert_allclose(ravel(found.total)[0], wanted, atol=2e-5)
+    check_clipped_sum(adapted, params, x, y)
     direct = [w for w in gradients.explain(adapted, params, x[:1], y[:1]).weights if w.way == "direct"]
     assert not direct
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers import thinned, usual
 from scipy import special
+from single_gradients import check_clipped_sum
 
 from fedjax_dp import errors, gradients
 from fedjax_dp.models import char_lstm, explain_gradients, gpt, mlp, vit, word_lstm
@@ -190,15 +191,7 @@ def test_one_argument_explains_models_of_other_targets(task):
 def test_clipped_sums_and_norms_are_those_of_single_gradients(name):
     model = (SMALL | MADE | ONE_LAYER)[name]()
     params, (x, y) = started(model), batch(model, 4, 3)
-    single = jax.jit(jax.vmap(jax.grad(model.loss), (None, 0, 0)))(params, x, y)
-    single = jax.tree.map(lambda leaf: np.asarray(leaf, float), single)
-    norms = np.sqrt(sum((leaf.reshape(4, -1) ** 2).sum(1) for leaf in jax.tree.leaves(single)))
-    clip_norm = float(np.median(norms))
-    found = jax.jit(lambda p: gradients.clipped_sum(model, p, x, y, jnp.ones(4, bool), clip_norm))(params)
-    np.testing.assert_allclose(found.norms, norms, rtol=1e-5)
-    size = clip_norm * 4
-    for a, b in zip(jax.tree.leaves(found.total), jax.tree.leaves(single), strict=True):
-        np.testing.assert_allclose(a, np.tensordot(np.minimum(1, clip_norm / norms), b, 1), atol=1e-5 * size)
+    check_clipped_sum(model, params, x, y)
 
 
 @pytest.mark.exhaustive

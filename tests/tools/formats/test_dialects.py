@@ -39,11 +39,6 @@ def test_labels_in_a_column_are_labels():
     assert made(X, Y[:, None] % 2, task="multi_label").y_train.shape == (18, 1)
 
 
-def test_the_same_holds_of_files_of_arrays(tmp_path):
-    np.savez(tmp_path / "a.npz", x_train=X, y_train=np.eye(3)[Y], x_test=X, y_test=np.eye(3)[Y])
-    assert load(f"npz:{tmp_path / 'a.npz'}").y_train.tolist() == Y.tolist()
-
-
 def test_arrays_of_lists_are_arrays():
     listed = np.empty(24, object)
     listed[:] = [row.tolist() for row in X]
