@@ -18,15 +18,8 @@ def png(array):
     return file.getvalue()
 
 
-class Image_(types.SimpleNamespace):
-    """Stands in for a feature; its class is named as TFDS names it."""
-
-
-Image_.__name__ = "Image"
-
-
-class ClassLabel(types.SimpleNamespace):
-    """Likewise."""
+# They stand in for features, whose classes are known by these names.
+Image_, ClassLabel = (type(name, (types.SimpleNamespace,), {}) for name in ("Image", "ClassLabel"))
 
 
 def prepare(folder, monkeypatch, images, labels, features=None, splits=("train", "test"), version="1.0.0"):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from helpers import ragged_data, usual
+from helpers import ragged_data, refusal, usual
 from single_gradients import check_clipped_sum
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, gradients
+from fedjax_dp import gradients
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import freeze, gpt, logistic_regression, lstm, mlp, model
 from fedjax_dp.models.low_rank import A, B
@@ -297,15 +297,14 @@ def test_lstm_never_trains_its_word_vectors():
     ],
 )
 def test_what_cannot_be_meant_is_one_line(given, told):
-    with pytest.raises(errors.ConfigurationError, match=told) as caught:
-        freeze(mlp((6,), 4, (8,)), **given)
-    assert "\n" not in str(caught.value)
+    assert told in refusal(freeze, mlp((6,), 4, (8,)), **given)
 
 
 @pytest.mark.parametrize("wrong", [np.zeros((3, 2)), np.full((6, 4), np.nan), np.zeros((6, 4), int)])
 def test_values_of_another_shape_kind_or_not_finite_are_refused(wrong):
-    with pytest.raises(errors.ConfigurationError, match="Dense_0/kernel"):
-        freeze(logistic_regression((6,), 4), start={"Dense_0": {"kernel": wrong, "bias": np.zeros(4)}})
+    assert "Dense_0/kernel" in refusal(
+        freeze, logistic_regression((6,), 4), start={"Dense_0": {"kernel": wrong, "bias": np.zeros(4)}}
+    )
 
 
 def test_a_head_for_other_classes_begins_afresh():
@@ -318,10 +317,6 @@ def test_a_head_for_other_classes_begins_afresh():
 def test_a_model_that_scores_every_token_is_refused_for_classes_of_texts_by_one_that_scores_a_text():
     texts = np.ones((8, 5), np.int32), np.arange(8, dtype=np.int32) % 2
     data = fdp.federate(fdp.dataset(*texts, *texts)._replace(tokens=True), [np.arange(4), np.arange(4, 8)])
-    with pytest.raises(errors.ConfigurationError, match="--model lstm scores a whole text, and takes --trainable head"):
-        simulation.check(
-            fdp.fedavg(cohort_size=2, learning_rate=0.1, batch_size=2, local_steps=1),
-            data,
-            1,
-            gpt((5,), 2).for_data(data),
-        )
+    algorithm = fdp.fedavg(cohort_size=2, learning_rate=0.1, batch_size=2, local_steps=1)
+    told = refusal(simulation.check, algorithm, data, 1, gpt((5,), 2).for_data(data))
+    assert "--model lstm scores a whole text, and takes --trainable head" in told

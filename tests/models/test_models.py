@@ -125,17 +125,14 @@ def test_a_model_equals_itself_so_that_nothing_compiles_twice():
     "make", [lambda: cnn((784,), 10), lambda: group_norm_cnn((4, 4), 10), lambda: lstm((28, 28), 2)]
 )
 def test_records_of_the_wrong_shape_are_refused(make):
-    with pytest.raises(errors.ConfigurationError, match="record_shape must be"):
-        make()
+    assert "record_shape must be" in refusal(make)
 
 
 def test_microbatch_belongs_to_clipped_records():
     common = {"cohort_size": 2, "batch_size": 5, "local_steps": 2, "learning_rate": 0.1}
     for make in (fdp.fedavg, lambda **options: fdp.cpfed(clipping="none", **options)):
-        with pytest.raises(errors.ConfigurationError, match="microbatch must be left out"):
-            make(**common, microbatch=2)
-    with pytest.raises(errors.ConfigurationError, match="microbatch must be"):
-        fdp.dpnfl(**common, clip_norm=1.0, microbatch=0)
+        assert "microbatch must be left out" in refusal(make, **common, microbatch=2)
+    assert "microbatch must be" in refusal(fdp.dpnfl, **common, clip_norm=1.0, microbatch=0)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ known from shapes. None may be wrong; what is refused says why.
 """
 
 import functools
+import re
 from unittest import mock
 
 import equinox as eqx
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from helpers import ragged_data, usual
+from helpers import ragged_data, refusal, usual
 from jax import lax
 from single_gradients import check_clipped_sum
 
@@ -571,9 +572,8 @@ def test_a_module_that_stands_starts_with_its_own_numbers_and_another_with_those
     ],
 )
 def test_what_is_no_network_of_one_record_is_refused_in_one_line(network, words):
-    with jax.numpy_rank_promotion("allow"), pytest.raises(errors.ConfigurationError, match=words) as caught:
-        fdp.model(network(), (5,))
-    assert "\n" not in str(caught.value)
+    with jax.numpy_rank_promotion("allow"):
+        assert re.search(words, refusal(fdp.model, network(), (5,)))
 
 
 class BatchNormed(nnx.Module):
@@ -624,8 +624,7 @@ def test_running_statistics_alone_are_constants_of_a_model(entry):
         f"{at}/{name}" for at in ("BatchNorm_0", "Dense_0", "Dense_1") for name in ("bias", "kernel", "scale")
     } - {"BatchNorm_0/kernel", "Dense_0/scale", "Dense_1/scale"}
     begun = model.init(jax.random.key(1))
-    with pytest.raises(errors.ConfigurationError, match="no batch_stats/BatchNorm_0/mean"):
-        fdp.models.freeze(model, start=begun, start_private=False)
+    assert "no batch_stats/BatchNorm_0/mean" in refusal(fdp.models.freeze, model, start=begun, start_private=False)
     pretrained = {f"batch_stats/BatchNorm_0/{name}": value for name, value in STATISTICS.items()}
     model = fdp.models.freeze(model, start=begun | pretrained, start_private=False)
     result = fdp.run(

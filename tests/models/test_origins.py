@@ -5,6 +5,7 @@ import re
 
 import numpy as np
 import pytest
+from helpers import refusal
 
 from fedjax_dp import errors
 from fedjax_dp.models import read_start
@@ -47,8 +48,7 @@ def test_lines_of_phases_stay_as_they_are():
     assert second.startswith(first)
     before, after = phases_of(second, "x")
     assert (before["dataset"], after["dataset"]) == ("digits", "others")
-    with pytest.raises(errors.ConfigurationError, match="a phase that it goes on from left out"):
-        phases_of(second.splitlines()[1], "x")
+    assert "a phase that it goes on from left out" in refusal(phases_of, second.splitlines()[1], "x")
 
 
 def test_a_ledger_with_which_another_begins_stands_in_that_alone():
@@ -117,13 +117,11 @@ def test_hostile_ledgers_are_refused_in_one_line(tmp_path, kind):
 def test_a_ledger_that_is_no_row_of_bytes_is_refused(tmp_path):
     for array in (np.zeros((2, 2), np.uint8), np.zeros(3), np.array("{}")):
         np.savez(tmp_path / "a.npz", **VALUES, **{ARRAY: array})
-        with pytest.raises(errors.ConfigurationError, match="a ledger as bytes"):
-            read_start(tmp_path / "a.npz")
+        assert "a ledger as bytes" in refusal(read_start, tmp_path / "a.npz")
 
 
 def test_parameters_that_were_changed_since_are_not_those_of_the_ledger(tmp_path):
     path = saved(tmp_path / "a.npz", ledger().encode())
     assert read_start(path).origin.ledger == ledger()
     np.savez(path, w=VALUES["w"] * 1.01, **{ARRAY: np.frombuffer(ledger().encode(), np.uint8)})
-    with pytest.raises(errors.ConfigurationError, match="one of other parameters"):
-        read_start(path)
+    assert "one of other parameters" in refusal(read_start, path)

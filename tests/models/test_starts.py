@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from helpers import refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -157,8 +158,7 @@ def test_the_given_checkpoints_hold_what_is_expected():
             assert found[name].shape == tuple(one["shape"])
             np.testing.assert_array_equal(np.asarray(found[name], float).ravel(), one["values"])
     for file in ("pickled.npz", "short.safetensors", "header.safetensors"):
-        with pytest.raises(errors.ConfigurationError):
-            read_start(GIVEN / "bad" / file)
+        refusal(read_start, GIVEN / "bad" / file)
 
 
 def test_the_guarantee_names_the_start_and_claims_nothing_for_one_of_the_clients_own(tmp_path):
@@ -183,5 +183,6 @@ def test_the_guarantee_names_the_start_and_claims_nothing_for_one_of_the_clients
     assert np.isinf(own.epsilon)
     assert "records of these clients" in str(own)
     made = freeze(mlp((6,), 4, (8,)), "head", start=read_start(path, public=False))
-    with pytest.raises(errors.ConfigurationError, match="records of these clients"):
-        fdp.calibrate(algorithm, data, rounds=2, epsilon=1.0, delta=1e-3, model=made)
+    assert "records of these clients" in refusal(
+        fdp.calibrate, algorithm, data, rounds=2, epsilon=1.0, delta=1e-3, model=made
+    )

@@ -2,12 +2,13 @@
 
 import json
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import thinned, usual
+from helpers import refusal, thinned, usual
 from scipy import special
 from single_gradients import check_clipped_sum
 
@@ -233,9 +234,7 @@ def test_clipping_costs_a_transformer_at_most_a_quarter_more(name):
     ],
 )
 def test_sizes_that_cannot_be_are_refused_in_one_line(make, words):
-    with pytest.raises(errors.ConfigurationError, match=words) as refused:
-        make()
-    assert "\n" not in str(refused.value)
+    assert re.search(words, refusal(make))
 
 
 def test_longer_records_and_targets_of_another_length_are_refused():
@@ -244,8 +243,9 @@ def test_longer_records_and_targets_of_another_length_are_refused():
     with pytest.raises(errors.ConfigurationError, match=r"record must be at most 5, .*, got 6 tokens"):
         jax.eval_shape(model.logits, params, jnp.zeros(6, jnp.int32))
     for targets in (jnp.zeros(4, jnp.int32), jnp.int32(0)):
-        with pytest.raises(errors.ConfigurationError, match="targets must be one for each of the 5 positions"):
-            jax.eval_shape(model.loss, params, jnp.zeros(5, jnp.int32), targets)
+        assert "targets must be one for each of the 5 positions" in refusal(
+            jax.eval_shape, model.loss, params, jnp.zeros(5, jnp.int32), targets
+        )
 
 
 @pytest.mark.parametrize(

@@ -52,11 +52,9 @@ def test_a_database_that_is_cut_anywhere_is_refused(tmp_path, packed):
 
 
 METADATA = "CREATE TABLE client_metadata (client_id TEXT, split_name TEXT, num_examples INTEGER);"
-
 EXAMPLES = "CREATE TABLE examples (split_name TEXT, client_id TEXT, serialized_example_proto BLOB);"
-
+BOTH = EXAMPLES + METADATA
 PROTO = example(tokens=[b"a"]).hex()
-
 GIVEN = "INSERT INTO client_metadata VALUES ('a', 'train', 1);"
 
 
@@ -67,18 +65,15 @@ GIVEN = "INSERT INTO client_metadata VALUES ('a', 'train', 1);"
         (METADATA + "CREATE VIEW examples AS SELECT 'train' AS split_name;", "got a view"),
         (EXAMPLES + "CREATE VIEW client_metadata AS SELECT 'a' AS client_id;", "client_metadata must be a table"),
         (METADATA + "CREATE VIRTUAL TABLE examples USING fts5(split_name);", "got a virtual table"),
-        (EXAMPLES + METADATA, "with train or all_train among them, got none"),
-        (EXAMPLES + METADATA + GIVEN, "examples of 'a' in 'train' must be 1, as client_metadata says, got 0"),
-        (EXAMPLES + METADATA + GIVEN * 2, "each client once in a split"),
-        (EXAMPLES + METADATA + "INSERT INTO client_metadata VALUES ('a', 'train', 0);", "a number of examples from 1"),
-        (
-            EXAMPLES + METADATA + "INSERT INTO client_metadata VALUES ('a', 'train', 'x');",
-            "a number of examples from 1",
-        ),
-        (EXAMPLES + METADATA + "INSERT INTO client_metadata VALUES ('a', NULL, 1);", "a number of examples from 1"),
-        (EXAMPLES + METADATA + "INSERT INTO client_metadata VALUES (NULL, 'train', 1);", "client must be text"),
-        (EXAMPLES + METADATA + "INSERT INTO client_metadata VALUES (x'ff', 'train', 1);", "client must be text"),
-        (EXAMPLES + METADATA + "INSERT INTO client_metadata VALUES (CAST(x'ff' AS TEXT), 'train', 1);", "UTF-8"),
+        (BOTH, "with train or all_train among them, got none"),
+        (BOTH + GIVEN, "examples of 'a' in 'train' must be 1, as client_metadata says, got 0"),
+        (BOTH + GIVEN * 2, "each client once in a split"),
+        (BOTH + "INSERT INTO client_metadata VALUES ('a', 'train', 0);", "a number of examples from 1"),
+        (BOTH + "INSERT INTO client_metadata VALUES ('a', 'train', 'x');", "a number of examples from 1"),
+        (BOTH + "INSERT INTO client_metadata VALUES ('a', NULL, 1);", "a number of examples from 1"),
+        (BOTH + "INSERT INTO client_metadata VALUES (NULL, 'train', 1);", "client must be text"),
+        (BOTH + "INSERT INTO client_metadata VALUES (x'ff', 'train', 1);", "client must be text"),
+        (BOTH + "INSERT INTO client_metadata VALUES (CAST(x'ff' AS TEXT), 'train', 1);", "UTF-8"),
         (METADATA + GIVEN + "CREATE TABLE examples (split_name, client_id);", "no such column"),
         (
             METADATA + GIVEN + "CREATE TABLE examples (split_name, client_id PRIMARY KEY, serialized_example_proto)"
