@@ -47,8 +47,8 @@ def _message() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("fedjax_dp.Example"))
 
 
-def features_of(raw: bytes, wanted: Collection[str]) -> tuple[list[str], dict[str, Feature]]:
-    """Names of all features, sorted, and the values of the `wanted` ones that exist.
+def features_of(raw: bytes, wanted: Collection[str] | None = None) -> dict[str, Feature]:
+    """The features by name, all that exist or the `wanted` ones of them.
 
     A BytesList is a list of bytes, a FloatList float32 `(values,)`, an Int64List int64 `(values,)`, a feature without a
     list an empty list of bytes.
@@ -60,7 +60,7 @@ def features_of(raw: bytes, wanted: Collection[str]) -> tuple[list[str], dict[st
         features = _message().FromString(raw).features.feature
     except DecodeError as error:
         raise ExampleError(f"bytes that are none ({error})"[:100]) from None
-    return sorted(features), {name: _values(features[name]) for name in wanted if name in features}
+    return {name: _values(features[name]) for name in (features if wanted is None else wanted) if name in features}
 
 
 def _values(feature: Any) -> Feature:

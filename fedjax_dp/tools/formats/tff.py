@@ -144,10 +144,8 @@ def _from_database(
             if not isinstance(raw, bytes):
                 raise damage_error(where, f"a {type(raw).__name__}", "the bytes of a tf.train.Example")
             try:
-                names, values = features_of(raw, () if layout is None else tuple(layout.fields))
-                if layout is None:
-                    layout = _layout_of(where, names)
-                    names, values = features_of(raw, tuple(layout.fields))
+                values = features_of(raw, None if layout is None else layout.fields)
+                layout = layout or _layout_of(where, sorted(values))
             except ExampleError as error:
                 raise damage_error(where, str(error), "a tf.train.Example") from None
             if split not in splits:
