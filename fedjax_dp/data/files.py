@@ -197,14 +197,9 @@ def read_npz(path: pathlib.Path) -> dict[str, np.ndarray]:
 def numpy_reason(error: Exception) -> str:
     """Why NumPy reads no array, in one line, without its advice to load pickles."""
     reason = " ".join(str(error).split())
-    if "pickle" not in reason:
-        return reason or type(error).__name__
-    objects = "Object arrays" in reason
-    return (
-        "save numbers or text, not Python objects: .astype(...)"
-        if objects
-        else "save plain arrays by np.save or np.savez"
-    )
+    if "Object arrays" in reason:
+        return "save numbers or text, not Python objects: .astype(...)"
+    return "save plain arrays by np.save or np.savez" if "pickle" in reason else reason or type(error).__name__
 
 
 def read_mat(path: pathlib.Path, names: tuple[str, ...]) -> dict[str, np.ndarray]:

@@ -169,11 +169,9 @@ def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
         with np.errstate(over="ignore"):  # infinity is refused later
             return y.reshape(len(y), -1).astype(np.float32)
     if y.ndim != (2 if task == "multi_label" else 1) or task == "sequence":
-        wanted = "lists of 0 and 1" if task == "multi_label" else "one number a record"
-        got = f"targets of shape {y.shape[1:]}"
-        raise damage_error(
-            where, got, "text" if task == "sequence" else f"{wanted} for task {task}", "give another --task"
-        )
+        kind = "lists of 0 and 1" if task == "multi_label" else "one number a record"
+        wanted = "text" if task == "sequence" else f"{kind} for task {task}"
+        raise damage_error(where, f"targets of shape {y.shape[1:]}", wanted, "give another --task")
     if not np.array_equal(y, np.floor(y)) or np.abs(y).max() >= 1 << 31:
         raise damage_error(
             where, "targets with fractions", f"whole numbers for task {task}", "--task regression takes any"

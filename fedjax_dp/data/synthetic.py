@@ -7,6 +7,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.checks import generator
+from fedjax_dp.data.partition import natural
 from fedjax_dp.data.records import RecordTable, make_dataset, split_rows
 from fedjax_dp.data.store import Dataset
 
@@ -38,15 +39,9 @@ def synthetic(setting: str, seed: int) -> Dataset:
     owners = np.repeat(np.arange(num_clients), sizes)
     deviations = np.arange(1, FEATURES + 1) ** -0.6
     x = centres[owners] + deviations * rng.normal(size=(len(owners), FEATURES))
-    ends = np.cumsum(sizes)
-    y = np.concatenate(
-        [
-            np.argmax(x[end - size : end] @ weights[k] + biases[k], axis=1)
-            for k, (end, size) in enumerate(zip(ends, sizes))
-        ]
-    ).astype(np.int32)
-    rows = split_rows(np.split(np.arange(len(owners)), ends[:-1]), TEST_FRACTION, seed)
-    parts = RecordTable(owners, x=x.astype(np.float32), y=y).split(rows)
+    scores = [own @ weights[k] + biases[k] for k, own in enumerate(np.split(x, np.cumsum(sizes)[:-1]))]
+    y = np.concatenate(scores).argmax(1).astype(np.int32)
+    parts = RecordTable(owners, x=x.astype(np.float32), y=y).split(split_rows(natural(owners), TEST_FRACTION, seed))
     return make_dataset(f"synthetic:{setting}", "", *parts, classes=CLASSES)
 
 

@@ -129,11 +129,10 @@ def from_tables(
     about  further arguments of `make_dataset`.
     """
     where = f"{file}: " if file else ""
-    labels, client, task = columns.label.split(","), columns.client, columns.task
+    first, client, task = tables[0].frame, columns.client, columns.task
     errors.require_choice("task", task, OF_TABLES)
-    first = tables[0].frame
-    if columns.label in first.columns or task not in SEVERAL:
-        labels = [columns.label]
+    several = task in SEVERAL and columns.label not in first.columns
+    labels = columns.label.split(",") if several else [columns.label]
     test_tables = [ColumnTable(where, test)] if hasattr(test, "columns") else []
     split = columns.split
     if split is None and test is None and SPLIT in first.columns and SPLIT not in columns.drop:
