@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -64,16 +64,6 @@ class SweepPlan(NamedTuple):
     prepare_s: float
     halving: Halving | None = None  # stops most points early
     search: str | None = None  # the progress of a search in words
-
-    def part(self, ids: Collection[str]) -> "SweepPlan":
-        """The plan of some of the points."""
-        kept = [[at for at, one in enumerate(entries) if one.id in ids] for entries in self.entries]
-        return self._replace(
-            groups=[
-                group.of([group.jobs[at] for at in numbers]) for group, numbers in zip(self.groups, kept) if numbers
-            ],
-            entries=[[entries[at] for at in numbers] for entries, numbers in zip(self.entries, kept) if numbers],
-        )
 
     @property
     def total_s(self) -> float:
@@ -145,13 +135,12 @@ def compile_plan(
     entries: Sequence[PreparedPoint],
     screen: Screen,
     *,
-    vmapped: bool | None = None,
-    memory: float | None = None,
     parts: int | None = None,
     known: dict[Any, tuple[JobGroup, Sample]] | None = None,
 ) -> SweepPlan:
-    """Group, compile and time the entries; see `JobGroup` for the options.
+    """Group, compile and time the entries.
 
+    parts  number of partial sums over a cohort, see `JobGroup`;
     known  groups by structure, which are reused and extended.
     Raises: ConfigurationError if a point does not fit the memory, and for all points where user-defined code fails
             while a program is compiled.
@@ -160,7 +149,6 @@ def compile_plan(
         return SweepPlan([], [], [], 0.0)
     kinds = [[entries[index] for index in numbers] for numbers in group_jobs([entry.job for entry in entries])]
     cache, began, groups, seconds = RecordCache(), time.perf_counter(), [], []
-    options: dict[str, Any] = {"vmapped": vmapped, "memory": memory, "parts": parts, "cache": cache}
     refused: list[tuple[Values, str]] = []
     with screen.bar("compiling", total=len(kinds)) as show:
         for done, kind in enumerate(kinds):
@@ -168,7 +156,7 @@ def compile_plan(
             shape, known = structure(jobs[0]), {} if known is None else known
             if shape not in known:
                 try:
-                    known[shape] = choose_fastest(JobGroup(jobs, **options))
+                    known[shape] = choose_fastest(JobGroup(jobs, parts=parts, cache=cache))
                 except Exception as error:
                     if not own_code.own_frames(error):
                         raise
@@ -246,7 +234,7 @@ def execute_rungs(
     these are in memory, else from round 0, with the same results bit for bit.
     """
     latest = {one["point"]: one for one in held}
-    alive, plan, before = list(entries), None, dict[str, PointEnd]()
+    alive, known, before = list(entries), dict[Any, tuple[JobGroup, Sample]](), dict[str, PointEnd]()
 
     def keep_result(one: Record, trained: Trained | None) -> None:
         latest[one["point"]] = one
@@ -254,14 +242,14 @@ def execute_rungs(
 
     for rung in (*halving.rungs, None):
         until = halving.rounds if rung is None else rung.round
-        left = {entry.id for entry in alive if not is_done_until(latest.get(entry.id), until)}
+        left = [entry for entry in alive if not is_done_until(latest.get(entry.id), until)]
         if left:
-            if plan is None:
-                plan = compile_plan(alive, screen, parts=parts)._replace(halving=halving)
+            first, last = not known, rung is None and with_params
+            plan = compile_plan(left, screen, parts=parts, known=known)._replace(halving=halving)
+            if first:
                 announce(plan, screen)
-            last = rung is None and with_params
             before = execute(
-                plan.part(left), keep_result, screen, with_params=last, until=rung and rung.evaluations, before=before
+                plan, keep_result, screen, with_params=last, until=rung and rung.evaluations, before=before
             )
         if rung is not None:
             chosen = halving.survivors([latest[entry.id] for entry in alive], rung)
