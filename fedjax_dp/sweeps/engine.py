@@ -148,15 +148,6 @@ def _smallest_that_matters(algorithm: Algorithm, smallest: int) -> int:
     return int(smallest < getattr(local.batches, "size", 0)) if known else smallest
 
 
-class _JobLeaves(NamedTuple):
-    """A job's leaves on the host."""
-
-    algorithm: list[np.ndarray]
-    words: np.ndarray  # of the run's key
-    partition: list[np.ndarray]
-    evaluation_rounds: list[int]
-
-
 class JobGroup:
     """Jobs that share a program. The constructor compiles it.
 
@@ -177,7 +168,6 @@ class JobGroup:
         cache: RecordCache | None = None,
     ):
         self.jobs, self.devices = list(jobs), jax.local_devices()
-        self._leaves = [_leaves_of(job) for job in self.jobs]
         self._frozen: Any = None  # placed when they are first needed
         self._records = cache or RecordCache()
         self._largest = max(job.run.data.largest for job in self.jobs)
@@ -212,6 +202,8 @@ class JobGroup:
             what="points",
         )
         self.program = dataclasses.replace(self.program, slots=slots)
+        self._shape = jax.tree.structure(self._point_of(self.jobs[0]))
+        self._leaves = [jax.tree.leaves(self._point_of(job)) for job in self.jobs]
 
     def vmapped_group(self) -> "JobGroup":
         """A group of the same jobs in which a device runs all its points at once."""
@@ -228,7 +220,7 @@ class JobGroup:
         ):
             return JobGroup(jobs, vmapped=self.program.vmapped, **self._options)
         group = copy.copy(self)
-        group.jobs, group._leaves = list(jobs), [_leaves_of(job) for job in jobs]
+        group.jobs, group._leaves = list(jobs), [jax.tree.leaves(self._point_of(job)) for job in jobs]
         return group
 
     @property
@@ -413,20 +405,21 @@ class JobGroup:
 
     def _host_points(self, queues: list[list[int]]) -> tuple[Points, np.ndarray]:
         """The points in the slots, with keys as words, and their number on each device. Empty slots run no round."""
-        slots, most, first = self.program.slots, self.program.max_evaluations, self.jobs[0].run
-        numbers = [self._leaves[index] for index in self._slot_jobs(queues)]
-        real = [slot < len(queue) for queue in queues for slot in range(slots)]
-        until = [
-            n.evaluation_rounds + n.evaluation_rounds[-1:] * (most - len(n.evaluation_rounds)) if r else [0] * most
-            for n, r in zip(numbers, real)
-        ]
-        points = Points(
-            jax.tree.unflatten(jax.tree.structure(first.algorithm), _stack([n.algorithm for n in numbers])),
-            np.stack([n.words for n in numbers]),
-            jax.tree.unflatten(jax.tree.structure(first.data.partition), _stack([n.partition for n in numbers])),
-            np.array(until, np.int32),
-        )
+        real = [slot < len(queue) for queue in queues for slot in range(self.program.slots)]
+        rows = [self._leaves[index] for index in self._slot_jobs(queues)]
+        points: Points = jax.tree.unflatten(self._shape, map(np.stack, zip(*rows, strict=True)))
+        points = points._replace(evaluation_rounds=points.evaluation_rounds * np.array(real, np.int32)[:, None])
         return points, np.array([len(queue) for queue in queues], np.int32)
+
+    def _point_of(self, job: Job) -> Points:
+        """The numbers of a job on the host, with its key as words; its last evaluation is repeated."""
+        rounds = job.evaluation_rounds
+        return Points(
+            jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), job.run.algorithm),
+            np.asarray(jax.random.key_data(run_key(job.run.draw_seed))),
+            jax.tree.map(np.asarray, job.run.data.partition),
+            np.array(rounds + rounds[-1:] * (self.program.max_evaluations - len(rounds)), np.int32),
+        )
 
 
 class Sample(NamedTuple):
@@ -459,19 +452,6 @@ def choose_fastest(group: JobGroup) -> tuple[JobGroup, Sample]:
     )
     faster = measured.seconds(rival.jobs) < MAX_TIME_RATIO * sample.seconds(group.jobs)
     return (rival, measured) if same and faster else (group, sample)
-
-
-def _leaves_of(job: Job) -> _JobLeaves:
-    return _JobLeaves(
-        [np.asarray(leaf, np.float32) for leaf in jax.tree.leaves(job.run.algorithm)],
-        np.asarray(jax.random.key_data(run_key(job.run.draw_seed))),
-        [np.asarray(leaf) for leaf in jax.tree.leaves(job.run.data.partition)],
-        job.evaluation_rounds,
-    )
-
-
-def _stack(rows: list[list[np.ndarray]]) -> list[np.ndarray]:
-    return [np.stack(column) for column in zip(*rows, strict=True)]
 
 
 def _outcome(job: Job, history: list[Evaluation], observation: Observation, until: int) -> PointEnd:
