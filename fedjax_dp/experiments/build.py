@@ -17,7 +17,7 @@ from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.data.targets import Vocabulary
 from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import RunSpec
-from fedjax_dp.experiments.groups import ExecutionConfig, PrivacyConfig
+from fedjax_dp.experiments.groups import ExecutionConfig, PrivacyConfig, TrainingConfig
 from fedjax_dp.models import ARCHITECTURES, NetworkModel, cross_entropy, freeze, model, read_start
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
@@ -64,19 +64,8 @@ def build_model(config: RunSpec, data: FederatedData | RecordFormat) -> NetworkM
     return _freeze(built, tuple(config.files.items()), **words)
 
 
-_OF_PARTS = (
-    "trainable",
-    "start",
-    "start_names",
-    "start_data",
-    "start_private",
-    "start_epsilon",
-    "start_delta",
-    "fresh",
-    "lora_rank",
-    "lora_alpha",
-    "lora_targets",
-)
+_OF_WHOLE = ("rounds", "model", "hidden", *SIZES, "loss", "dtype")
+_OF_PARTS = [field.name for field in dataclasses.fields(TrainingConfig) if field.name not in _OF_WHOLE]  # see `freeze`
 
 
 @functools.lru_cache(maxsize=8)  # as another model is another program, and checkpoints are large

@@ -127,13 +127,10 @@ def compare(records: Sequence[Record], axes: Sequence[str]) -> Comparison:
         raise errors.refuse("points of the sweep", "none that finished", "some of each algorithm", "see why they ended")
     for setting in done:
         _require_clients(setting)
-    best: dict[tuple[Any, str], tuple[Setting, int]] = {}
+    groups: dict[tuple[Any, str], list[Setting]] = {}
     for setting in done:
-        key = (_budget(setting), setting.values["algorithm"])
-        chosen, count = best.get(key, (setting, 0))
-        better = measure.better * (_mean_standing(setting, measure).mean - _mean_standing(chosen, measure).mean) > 0
-        best[key] = (setting if better else chosen, count + 1)
-    rows = [_row(*key, *chosen, measure) for key, chosen in best.items()]
+        groups.setdefault((_budget(setting), setting.values["algorithm"]), []).append(setting)
+    rows = [_row(*key, group, measure) for key, group in groups.items()]
     alone = Comparison(measure, tuple(sorted(rows, key=lambda row: (row.epsilon or 0.0, row.own, row.algorithm))))
     return Comparison(measure, tuple(_compare_with(row, alone.rivals(row.epsilon), measure) for row in alone.rows))
 
@@ -182,9 +179,13 @@ def _require_clients(setting: Setting) -> None:
         raise _other_view(f"view of {name}", guarantee["view"])
 
 
-def _mean_standing(setting: Setting, measure: Measure) -> Standing:
-    each = [standing(*_values(point), measure.better) for point in setting.done_points]
-    return Standing(*(statistics.fmean(numbers) for numbers in zip(*each, strict=True)))
+def _standings(points: Sequence[Record], measure: Measure) -> list[Standing]:
+    return [standing(*_values(point), measure.better) for point in points]
+
+
+def _mean(each: Sequence[Any]) -> Any:
+    """The mean of named tuples, number by number."""
+    return type(each[0])(*(statistics.fmean(numbers) for numbers in zip(*each, strict=True)))
 
 
 def _values(point: Record) -> tuple[np.ndarray, np.ndarray]:
@@ -192,23 +193,23 @@ def _values(point: Record) -> tuple[np.ndarray, np.ndarray]:
     return np.array([np.nan if value is None else value for value in clients["values"]]), np.array(clients["records"])
 
 
-def _row(epsilon: float | None, algorithm: str, setting: Setting, settings: int, measure: Measure) -> ComparisonRow:
-    """The row of an algorithm, before it is compared with others."""
-    point, means = setting.done_points[0], [standing(*_values(one), measure.better).mean for one in setting.done_points]
-    values = {name: value for name, value in setting.values.items() if name not in ("algorithm", "epsilon", "view")}
+def _row(epsilon: float | None, algorithm: str, settings: Sequence[Setting], measure: Measure) -> ComparisonRow:
+    """The row of the best of an algorithm's settings, before it is compared with others."""
+    best = max(settings, key=lambda one: measure.better * _mean(_standings(one.done_points, measure)).mean)
+    point, each = best.done_points[0], _standings(best.done_points, measure)
     return ComparisonRow(
         epsilon,
         algorithm,
-        values,
-        settings,
-        setting.epsilon,
+        {name: value for name, value in best.values.items() if name not in ("algorithm", "epsilon", "view")},
+        len(settings),
+        best.epsilon,
         point["guarantee"]["view"],
         point["clients"]["own"],
-        _mean_standing(setting, measure),
+        _mean(each),
         None,
-        interval(means),
+        interval([one.mean for one in each]),
         interval([]),
-        tuple(setting.done_points),
+        tuple(best.done_points),
     )
 
 
@@ -217,8 +218,7 @@ def _compare_with(row: ComparisonRow, rivals: Sequence[ComparisonRow], measure: 
     if not row.own or row.algorithm == ALONE:
         return row
     gains = _gains(row, rivals, measure)
-    mean = Gain(*(statistics.fmean(numbers) for numbers in zip(*gains, strict=True)))
-    return dataclasses.replace(row, against=mean, regrets=interval([one.regret for one in gains]))
+    return dataclasses.replace(row, against=_mean(gains), regrets=interval([one.regret for one in gains]))
 
 
 def _gains(row: ComparisonRow, rivals: Sequence[ComparisonRow], measure: Measure) -> list[Gain]:
