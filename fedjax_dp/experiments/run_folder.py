@@ -19,7 +19,7 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment, population, summary
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.round_ledger import RoundLedger, carry_on, read_text, require_own, write_tables
+from fedjax_dp.experiments.round_ledger import PUT_BACK, RoundLedger, carry_on, read_text, require_own, write_tables
 from fedjax_dp.experiments.training import Callbacks, Experiment, Result, train
 from fedjax_dp.folders import FolderKind, FolderLock
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
@@ -44,7 +44,6 @@ RUN_FOLDER = FolderKind(
 FOR_PEOPLE = f"# For people and for new runs. This one goes on by {RUN_FOLDER.manifest}, whatever is edited here.\n"
 FREE = ("devices", "model_devices")  # a resumed run may change these
 MATTER = ("fedjax-dp", "jax", "jaxlib", "flax")  # other versions of these are reported
-START_ANEW = "put it back, or start a new run"
 RUNS = pathlib.Path("runs")  # the place of runs without a folder name
 Manifest = Mapping[str, Any]
 
@@ -303,7 +302,7 @@ def require_same(manifest: Manifest, checksums: Mapping[str, str]) -> None:
         before, now = (of.get(name, "none") for of in (manifest["checksums"], checksums))
         if before != now:
             wanted = f"unchanged, checksum {before}"
-            raise errors.refuse(f"{name} of the run", now, wanted, START_ANEW)
+            raise errors.refuse(f"{name} of the run", now, wanted, PUT_BACK)
 
 
 def files_of(config: configs.RunSpec) -> dict[str, str]:
@@ -347,7 +346,7 @@ def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
     """
     promise = folders.read_json(path / GUARANTEE)
     if not isinstance(promise, dict) or promise != seal_promise(promise, manifest):
-        raise errors.refuse(str(path / GUARANTEE), "one that was changed since", "as the run wrote it", START_ANEW)
+        raise errors.refuse(str(path / GUARANTEE), "one that was changed since", "as the run wrote it", PUT_BACK)
     return promise
 
 
@@ -368,7 +367,7 @@ def require_one_run(path: pathlib.Path, manifest: Manifest) -> None:
     for name, other in others.items():
         if other:
             got = f"{path}, of two runs: {name} is not that of {RUN_FOLDER.manifest}"
-            raise errors.refuse("run folder", got, "of one run", START_ANEW)
+            raise errors.refuse("run folder", got, "of one run", PUT_BACK)
 
 
 def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> None:

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from concurrent import futures
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import pytest
 
 import fedjax_dp as fdp
 from fedjax_dp.experiments import parameters
+from fedjax_dp.pytrees import equal
 
 MINE = """
 import sys
@@ -216,11 +216,6 @@ def test_a_run_goes_on_from_what_every_operation_on_a_file_leaves():
     assert 3 <= again < len(states.found) - 20
 
 
-def same_arrays(first, second):
-    for one, other in zip(*map(jax.tree.leaves, (first, second)), strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
 def same_run(whole, out):
     """Model, metrics, Guarantee and result: everything but times."""
     files, others = ({path.name for path in folder.iterdir()} - {".lock"} for folder in (whole, out))
@@ -230,7 +225,7 @@ def same_run(whole, out):
     one, other = fdp.open_run(whole), fdp.open_run(out)
     assert one.guarantee == other.guarantee
     assert one.round == other.round
-    same_arrays(one.params, other.params)
+    assert equal(one.params, other.params)
     results = [dict(run.result) for run in (one, other)]
     for result in results:
         del result["timing"]
@@ -244,7 +239,7 @@ def same_sweep(whole, out):
     for name in ("selection.json", "sweep.json"):
         assert (whole / name).read_bytes() == (out / name).read_bytes(), name
     for path in (whole / "params").iterdir():
-        same_arrays(parameters.read(path), parameters.read(out / "params" / path.name))
+        assert equal(parameters.read(path), parameters.read(out / "params" / path.name))
     one, other = ([record | {"seconds": 0.0} for record in fdp.open_sweep(at).points] for at in (whole, out))
     assert one == other
     tables = [fdp.open_sweep(at).table().drop(columns="seconds", errors="ignore") for at in (whole, out)]

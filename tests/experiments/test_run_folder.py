@@ -5,7 +5,6 @@ import json
 import pathlib
 import shutil
 
-import jax
 import numpy as np
 import pytest
 from helpers import refusal, usual
@@ -17,14 +16,10 @@ from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments import RunSpec, configured, run_folder
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.pytrees import equal
 
 QUIET = Screen(quiet=True)
 WORDS = {"num_clients": 10, "cohort_size": 5, "local_steps": 2, "rounds": 4, "evaluate_every": 2, "checkpoint_every": 1}
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +40,6 @@ def in_turns(data, out, stop, **words):
         fdp.run(dpnfl(), data, out=out, callbacks=[stop_at(stop)], **words)
 
 
-def same(first, second):
-    return all(jax.tree.leaves(jax.tree.map(np.array_equal, first, second)))
-
-
 @pytest.mark.slow
 def test_a_folder_that_is_written_is_refused_and_its_run_ends_as_if_nothing_had_been(data):
     words = {"rounds": 2, "evaluate_every": 2, "checkpoint_every": 1, "delta": 1e-3}
@@ -65,7 +56,7 @@ def test_a_folder_that_is_written_is_refused_and_its_run_ends_as_if_nothing_had_
     alone = fdp.run(dpnfl(), data, out="b", **words)
     assert len(refused) == 2 * len(mine.history)
     assert {one.partition(",")[0] for one in refused} == {"out must be a new or empty folder", "resume must be free"}
-    assert same(mine.params, alone.params)
+    assert equal(mine.params, alone.params)
     assert fdp.resume("a", dpnfl(), data).finished
     assert not pathlib.Path("a/.lock").exists()
 
@@ -96,7 +87,7 @@ def test_a_stopped_run_of_values_goes_on_bit_for_bit(data):
     assert (seen.round, [point.round for point in seen.history]) == (2, [1, 2, 3])
     resumed = fdp.resume("x", dpnfl(), data)
     assert resumed.finished
-    assert same(resumed.params, whole.params)
+    assert equal(resumed.params, whole.params)
     assert resumed.history == whole.history
     assert resumed.guarantee == whole.guarantee
     assert resumed.model == fdp.logistic_regression(data.record_shape, data.classes)
@@ -136,7 +127,7 @@ def test_more_rounds_are_the_longer_run_with_its_guarantee(data):
     fdp.run(dpnfl(), data, rounds=3, out="x", **words)
     longer = fdp.resume("x", dpnfl(), data, rounds=5)
     whole = fdp.run(dpnfl(), data, rounds=5, out="y", **words)
-    assert same(longer.params, whole.params)
+    assert equal(longer.params, whole.params)
     assert longer.guarantee == whole.guarantee
     assert longer.config["rounds"] == 5
     again = fdp.resume("x", dpnfl(), data)  # finished, and not refused
@@ -168,7 +159,7 @@ def test_a_run_that_was_killed_before_it_began_says_so_and_starts_in_its_folder(
     for go_on in (fdp.open_run, lambda folder: fdp.resume(folder, dpnfl(), data)):
         assert told in refusal(go_on, "x")
     again = fdp.run(dpnfl(), data, out="x", **words)
-    assert same(again.params, whole.params)
+    assert equal(again.params, whole.params)
     assert {path.name for path in pathlib.Path("x").iterdir()} == {
         path.name for path in pathlib.Path("whole").iterdir()
     }
@@ -246,7 +237,7 @@ def test_the_configuration_for_people_decides_nothing(x):
         seen = fdp.open_run("x")
         assert (seen.config, seen.guarantee) == (whole.config, whole.guarantee)
     resumed = fdp.resume("x")
-    assert same(resumed.params, whole.params)
+    assert equal(resumed.params, whole.params)
     assert (resumed.config, resumed.guarantee, resumed.history) == (whole.config, whole.guarantee, whole.history)
     assert file.read_text() == written
 

@@ -5,20 +5,20 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import ragged_data, refusal, target_data
+from small_runs import account, run_killed
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting.accountants import epsilons_of
 from fedjax_dp.accounting.ledger import text_of
-from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.experiments.stopping import StopRule
 from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
+from fedjax_dp.pytrees import equal
 from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tasks import Classes, measures_of_task
 from fedjax_dp.tasks.measures import target_of
-from fedjax_dp.tools import cli
 
 DATA = ragged_data([20, 20, 7, 40, 40, 20])
 DELTA = 1e-3
@@ -38,12 +38,6 @@ def stopped(tmp_path_factory):
     """A run of 12 rounds that its first evaluation ends, after round 2."""
     folder = tmp_path_factory.mktemp("runs") / "stopped"
     return folder, fdp.run(dpnfl(), DATA, out=folder, **WORDS)
-
-
-def account(capsys, *words):
-    code = cli.main(["account", "--ledger", *map(str, words)])
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
 
 
 @pytest.mark.slow
@@ -77,20 +71,10 @@ def test_a_law_that_a_ledger_does_not_know_has_no_epsilon(stopped, tmp_path):
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_when_a_target_has_ended_it_does_not_go_on(stopped, tmp_path):
-    keep = run_folder.RunFolder.keep
-
-    def killed_at_its_end(self, state, *rest):
-        keep(self, state, *rest)
-        if int(state.round) == 2:
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(run_folder.RunFolder, "keep", killed_at_its_end)
-        with pytest.raises(KeyboardInterrupt):
-            fdp.run(dpnfl(), DATA, out=tmp_path / "killed", **WORDS)
+    run_killed(dpnfl(), DATA, tmp_path / "killed", after=2, **WORDS)
     resumed = fdp.resume(tmp_path / "killed", dpnfl(), DATA)
     assert (resumed.finished, resumed.round, resumed.guarantee.epsilon) == (True, 2, stopped[1].guarantee.epsilon)
-    np.testing.assert_array_equal(*(np.ravel(one.params["Dense_0"]["kernel"]) for one in (resumed, stopped[1])))
+    assert equal(resumed.params, stopped[1].params)
     assert [line["halt"] for line in read_ledger(tmp_path / "killed").lines] == [None, "rule"]
 
 

@@ -1,6 +1,7 @@
 """Clients' own models against training alone and a shared model, as a sweep holds them."""
 
 import json
+import pathlib
 
 import numpy as np
 import pytest
@@ -122,9 +123,8 @@ def test_what_cannot_be_compared_is_refused_in_one_line(points, axes, told):
         ("algorithm, strength", "proximal, strength", "axes of the sweep must be algorithm and others"),
     ],
 )
-def test_a_sweep_that_could_not_be_compared_is_not_run(was, now, told, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text(SWEEP.replace(was, now))
+def test_a_sweep_that_could_not_be_compared_is_not_run(was, now, told, tmp_path, capsys):
+    pathlib.Path("mine.toml").write_text(SWEEP.replace(was, now))
     assert cli.main(["compare", "mine.toml"]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "sweeps").exists()
@@ -154,9 +154,8 @@ epsilon = 8.0
 
 
 @pytest.mark.exhaustive
-def test_a_sweep_is_compared_by_the_command_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.toml").write_text(SWEEP)
+def test_a_sweep_is_compared_by_the_command_line(tmp_path, capsys):
+    pathlib.Path("mine.toml").write_text(SWEEP)
     assert cli.main(["compare", "mine.toml", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["algorithm"] for row in told["rows"]] == ["dp_fedavg_local", "local", "mr_mtl"]

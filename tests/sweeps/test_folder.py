@@ -12,8 +12,6 @@ import threading
 import time
 import types
 
-import jax
-import numpy as np
 import pytest
 from helpers import refusal
 from small_runs import Stopped
@@ -23,6 +21,7 @@ import fedjax_dp as fdp
 from fedjax_dp import folders
 from fedjax_dp.experiments import config, configured
 from fedjax_dp.experiments.console import Screen
+from fedjax_dp.pytrees import equal
 from fedjax_dp.sweeps import cluster, folder
 from fedjax_dp.sweeps.plan import SweepConfig, digest, to_toml
 from fedjax_dp.sweeps.records import read_records
@@ -46,8 +45,7 @@ clip_norm = [0.5, 1.0, 2.0]
 
 
 @pytest.fixture(autouse=True)
-def _in_tmp(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def _file():
     pathlib.Path("sweep.toml").write_text(TOML)
 
 
@@ -369,8 +367,7 @@ def test_a_folder_is_opened_with_the_parameters_of_its_points(tmp_path):
     best = opened.best()
     configured.start(config.RunSpec.of(best.config | {"out": str(tmp_path / "r")}), Screen(quiet=True))
     alone = fdp.open_run(tmp_path / "r").params
-    for one, other in zip(*map(jax.tree.leaves, (opened.params(), alone)), strict=True):
-        np.testing.assert_array_equal(one, other)
+    assert equal(opened.params(), alone)
     others = {opened.params(point)["Dense_0"]["kernel"].tobytes() for point in opened.points}
     assert len(others) == 4
     for path in (tmp_path / "s" / "params").iterdir():

@@ -4,7 +4,6 @@ import itertools
 import json
 import math
 
-import jax
 import numpy as np
 import pytest
 from helpers import ragged_data, refusal
@@ -14,6 +13,7 @@ from sweep_points import point, recorded
 import fedjax_dp as fdp
 from fedjax_dp.accounting import View
 from fedjax_dp.models import logistic_regression
+from fedjax_dp.pytrees import equal
 from fedjax_dp.sweeps import selection_cost
 from fedjax_dp.sweeps.folder import read_own
 from fedjax_dp.sweeps.halving import Halving, Rung, is_done_until, key_of, rungs_of
@@ -187,8 +187,7 @@ def test_survivors_equal_the_whole_sweep_and_others_its_beginning_bit_for_bit(bo
         assert other["guarantee"] == one["guarantee"]  # of the planned end: a stop claims no less
         if other["status"] == "done":
             assert told([one]) == told([other])
-            for a, b in zip(*map(jax.tree.leaves, (whole.params(one), halved.params(other))), strict=True):
-                np.testing.assert_array_equal(a, b)
+            assert equal(whole.params(one), halved.params(other))
     assert {rounds: len(points) for rounds, points in ends.items()} == {1: 12, 3: 4, 9: 2}
     assert {one["status"] for one in ends[1] + ends[3]} == {"stopped"}
     assert {one["reason"] for one in ends[3]} == {"after 3 of 9 rounds"}

@@ -18,11 +18,6 @@ from fedjax_dp.tools.reports import sweeps as reports
 AXES = ("algorithm", "epsilon", "clip_norm")
 
 
-@pytest.fixture(autouse=True)
-def _in_tmp(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 def accuracy(algorithm, epsilon, clip, seed):
     """The second algorithm is better by 0.1 and a little noise; seeds differ by far more than that."""
     noise = 0.01 * seed * (algorithm == "dp_two")
