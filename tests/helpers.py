@@ -24,6 +24,7 @@ from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import as_float32_leaves, check, run_key
 from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.tasks import Classes, describe_task, measures_of
+from fedjax_dp.tools import cli
 
 SPECS = pathlib.Path(__file__).parent / "golden"
 SEEDS = st.integers(0, 2**32 - 1)
@@ -260,6 +261,15 @@ def refusal(function, *arguments, **options):
     message = str(caught.value)
     assert "\n" not in message
     return message
+
+
+def command_refusal(capsys, *words):
+    """The one line in which a command of the program ends with exit code 2, and nothing else is printed."""
+    capsys.readouterr()
+    assert cli.main([*words]) == 2
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err.count("\n")) == ("", 1)
+    return printed.err
 
 
 def check_split(clients, sizes, records):

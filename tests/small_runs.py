@@ -4,8 +4,10 @@ import pytest
 
 import fedjax_dp as fdp
 from fedjax_dp.experiments import run_folder
+from fedjax_dp.experiments.console import Screen
 from fedjax_dp.tools import cli
 
+QUIET = Screen(quiet=True)
 PRIVATE = {"cohort_size": 5, "batch_size": 10, "local_steps": 2, "learning_rate": 0.1}
 PRIVATE |= {"clip_norm": 1.0, "noise_multiplier": 2.0}
 

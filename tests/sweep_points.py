@@ -55,6 +55,11 @@ def sweep_folder(records, axes=("learning_rate",), **more):
     return folder
 
 
+def of_all_but_times(records):
+    """Records of points without the seconds that these took."""
+    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+
+
 def textbook_interval(numbers):
     """The textbook, one line at a time, in float64."""
     n = len(numbers)

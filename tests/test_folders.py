@@ -11,7 +11,7 @@ import sys
 from concurrent import futures
 
 import pytest
-from helpers import ragged_data, refusal
+from helpers import command_refusal, ragged_data, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
@@ -72,9 +72,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
     monkeypatch.setattr("fedjax_dp.experiments.population.load", lambda *a, **k: pytest.fail("too late"))
     pathlib.Path("file").write_text("")
     pathlib.Path("s.toml").write_text(SWEEP)
-    assert cli.main([*words, "--out", out]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
+    told = command_refusal(capsys, *words, "--out", out)
     assert "out must be" in told
     assert why in told
     assert everything() == ["file", "s.toml"]
@@ -82,8 +80,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_computed(
 
 def test_a_disk_without_room_is_found_at_once(monkeypatch, capsys):
     monkeypatch.setattr(folders.tempfile, "TemporaryFile", full)
-    assert cli.main(["run", "--out", "new/run"]) == 2
-    assert "got new/run; no space left on device" in capsys.readouterr().err
+    assert "got new/run; no space left on device" in command_refusal(capsys, "run", "--out", "new/run")
     assert everything() == []
 
 

@@ -9,16 +9,14 @@ import numpy as np
 import pytest
 from helpers import refusal, usual
 from safetensors.numpy import load_file
-from small_runs import Stopped, dpnfl, stop_at
+from small_runs import QUIET, Stopped, dpnfl, stop_at
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments import RunSpec, configured, run_folder
-from fedjax_dp.experiments.console import Screen
 from fedjax_dp.pytrees import equal
 
-QUIET = Screen(quiet=True)
 WORDS = {"num_clients": 10, "cohort_size": 5, "local_steps": 2, "rounds": 4, "evaluate_every": 2, "checkpoint_every": 1}
 
 

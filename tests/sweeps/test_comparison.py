@@ -5,34 +5,23 @@ import pathlib
 
 import numpy as np
 import pytest
-from helpers import refusal
+import sweep_points
+from helpers import command_refusal, refusal
 from sweep_points import textbook_interval
 
 import fedjax_dp as fdp
 from fedjax_dp.rounds.comparison import gain, standing
 from fedjax_dp.sweeps.comparison import compare
-from fedjax_dp.tasks import Classes, describe_task
 from fedjax_dp.tools import cli
 from fedjax_dp.tools.reports.sweeps import comparison_section
 
-TASK = describe_task(Classes())
 
-
-def point(algorithm, values, *, epsilon=1.0, strength=None, seed=0, view="deployed", records=(4, 2, 0)):
-    """A point of a sweep folder."""
-    return {
-        "point": f"{algorithm} {epsilon} {strength} {seed}",
-        "index": 0,
-        "values": {"algorithm": algorithm, "epsilon": epsilon, "strength": strength, "seed": seed},
-        "config": {"epsilon": epsilon},
-        "status": "done",
-        "reason": None,
-        "task": TASK,
-        "history": [{"round": 1, "test_accuracy": 0.5, "test_loss": 1.0}],
-        "clients": {"own": algorithm != "dpnfl", "values": [*values, None], "records": list(records)},
-        "guarantee": {"epsilon": epsilon, "view": view, "delta": 1e-3},
-        "seconds": 1.0,
-    }
+def point(algorithm, values, *, epsilon=1.0, strength=None, seed=0, view="deployed"):
+    """A point of a sweep folder, with the metric of each client."""
+    of = {"algorithm": algorithm, "epsilon": epsilon, "strength": strength, "seed": seed}
+    clients = {"own": algorithm != "dpnfl", "values": [*values, None], "records": [4, 2, 0]}
+    made = sweep_points.point(0, of, (0.5,), config={"epsilon": epsilon})
+    return made | {"clients": clients, "guarantee": {"epsilon": epsilon, "view": view, "delta": 1e-3}}
 
 
 AXES = ["algorithm", "epsilon", "strength"]
@@ -125,8 +114,7 @@ def test_what_cannot_be_compared_is_refused_in_one_line(points, axes, told):
 )
 def test_a_sweep_that_could_not_be_compared_is_not_run(was, now, told, tmp_path, capsys):
     pathlib.Path("mine.toml").write_text(SWEEP.replace(was, now))
-    assert cli.main(["compare", "mine.toml"]) == 2
-    assert told in capsys.readouterr().err
+    assert told in command_refusal(capsys, "compare", "mine.toml")
     assert not (tmp_path / "sweeps").exists()
 
 

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 from helpers import ragged_data, refusal
-from small_runs import Stopped
-from sweep_points import point, recorded
+from small_runs import QUIET, Stopped
+from sweep_points import of_all_but_times, point, recorded
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting import View
@@ -98,7 +98,7 @@ def test_what_cannot_be_halved_is_refused():
         assert "halving must be an integer" in refusal(lambda wrong=wrong: sweep_of(halving=wrong))
     config = sweep_of(halving=3)
     assert "ray must be left out with halving" in refusal(
-        lambda: fdp.sweeps.run_sweep(config, "x", ray="local", screen=fdp.experiments.console.Screen(quiet=True))
+        lambda: fdp.sweeps.run_sweep(config, "x", ray="local", screen=QUIET)
     )
 
 
@@ -169,13 +169,6 @@ def both(tmp_path_factory):
     return swept(where / "whole"), swept(where / "halved", halving=3)
 
 
-KEPT = ("point", "index", "values", "status", "history", "guarantee", "clients")
-
-
-def told(records):
-    return [[one[name] for name in KEPT] for one in records]
-
-
 @pytest.mark.slow
 def test_survivors_equal_the_whole_sweep_and_others_its_beginning_bit_for_bit(both):
     whole, halved = both
@@ -186,7 +179,7 @@ def test_survivors_equal_the_whole_sweep_and_others_its_beginning_bit_for_bit(bo
         assert other["history"] == one["history"][:rounds]
         assert other["guarantee"] == one["guarantee"]  # of the planned end: a stop claims no less
         if other["status"] == "done":
-            assert told([one]) == told([other])
+            assert of_all_but_times([one]) == of_all_but_times([other])
             assert equal(whole.params(one), halved.params(other))
     assert {rounds: len(points) for rounds, points in ends.items()} == {1: 12, 3: 4, 9: 2}
     assert {one["status"] for one in ends[1] + ends[3]} == {"stopped"}
@@ -229,6 +222,6 @@ def test_a_sweep_killed_inside_a_rung_goes_on_to_the_same_end(both, points, tmp_
     with recorded(stop=points), pytest.raises(Stopped):
         swept(tmp_path / "x", halving=3)
     again = swept(tmp_path / "x", halving=3)
-    assert told(again.records) == told(both[1].records)
+    assert of_all_but_times(again.records) == of_all_but_times(both[1].records)
     assert len((tmp_path / "x" / "points.jsonl").read_text().splitlines()) == 18 + 6 + 2  # nothing twice
     assert again.choosing == both[1].choosing

@@ -8,11 +8,10 @@ import math
 
 import pytest
 from helpers import ragged_data, refusal
-from small_runs import Stopped
-from sweep_points import point, recorded
+from small_runs import QUIET, Stopped
+from sweep_points import of_all_but_times, point, recorded
 
 import fedjax_dp as fdp
-from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.plan import SweepConfig, digest, read_sweep, to_toml
 from fedjax_dp.sweeps.records import read_records
 from fedjax_dp.sweeps.search import search_of
@@ -165,21 +164,19 @@ def test_python_searches_a_value_in_memory_and_in_a_folder_that_goes_on(tmp_path
 def test_a_killed_search_goes_on_in_its_folder_and_has_no_epsilon_of_the_choice(tmp_path):
     base = BASE | {"algorithm": "dpnfl", "epsilon": 8.0, "num_clients": 5, "cohort_size": 2, "rounds": 1}
     few = {"axes": {"learning_rate": {"log": [0.01, 1.0]}}, "search": "tpe", "search_batch": 3}
-    more, quiet = SweepConfig(base=base, trials=6, **few), Screen(quiet=True)
+    more = SweepConfig(base=base, trials=6, **few)
     with recorded(stop=4), pytest.raises(Stopped):
-        run_sweep(more, tmp_path / "x", screen=quiet)
-    whole = run_sweep(more, tmp_path / "whole", screen=quiet)
-    again = run_sweep(more, tmp_path / "x", screen=quiet)
-    kept = ("point", "index", "values", "status", "history", "guarantee")
-    for a, b in zip(whole.records, again.records, strict=True):
-        assert [a[name] for name in kept] == [b[name] for name in kept]
+        run_sweep(more, tmp_path / "x", screen=QUIET)
+    whole = run_sweep(more, tmp_path / "whole", screen=QUIET)
+    again = run_sweep(more, tmp_path / "x", screen=QUIET)
+    assert of_all_but_times(again.records) == of_all_but_times(whole.records)
     assert len((tmp_path / "x/points.jsonl").read_text().splitlines()) == 6
     assert again.choosing["epsilon"] is None
     assert "trials were chosen by the results of those before" in again.choosing["short"]
     assert read_records(tmp_path / "x")[0]["points"] == 6
     assert fdp.open_sweep(tmp_path / "x").best().considered == 6
     held = json.loads((tmp_path / "x/sweep.json").read_text())
-    assert run_sweep(more, tmp_path / "x", screen=quiet).records == again.records
+    assert run_sweep(more, tmp_path / "x", screen=QUIET).records == again.records
     assert json.loads((tmp_path / "x/sweep.json").read_text()) == held
     other = SweepConfig(base=base, trials=6, search_seed=1, **few)
-    assert "a folder of another sweep" in refusal(lambda: run_sweep(other, tmp_path / "x", screen=quiet))
+    assert "a folder of another sweep" in refusal(lambda: run_sweep(other, tmp_path / "x", screen=QUIET))

@@ -9,11 +9,11 @@ import re
 import numpy as np
 import pytest
 from helpers import CLASSES
+from small_runs import QUIET
 from sweep_points import point, sweep_folder
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting import NegativeBinomialTrials
-from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.planned_run import plan_run
@@ -28,9 +28,6 @@ from fedjax_dp.tools.reports.sweeps import _selection_cost
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.normal(size=(60, 3)).astype(np.float32), RNG.integers(0, 3, 60)
-
-
-QUIET = Screen(quiet=True)
 
 
 def federated(tests=slice(40, 60), held=False, clients=5):
