@@ -263,6 +263,13 @@ def refusal(function, *arguments, **options):
     return message
 
 
+def command_output(capsys, *words):
+    """What a command of the program prints that ends with exit code 0."""
+    capsys.readouterr()
+    assert cli.main([*words]) == 0
+    return capsys.readouterr()
+
+
 def command_refusal(capsys, *words):
     """The one line in which a command of the program ends with exit code 2, and nothing else is printed."""
     capsys.readouterr()

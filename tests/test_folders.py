@@ -11,7 +11,7 @@ import sys
 from concurrent import futures
 
 import pytest
-from helpers import command_refusal, ragged_data, refusal
+from helpers import command_output, command_refusal, ragged_data, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
@@ -86,8 +86,7 @@ def test_a_disk_without_room_is_found_at_once(monkeypatch, capsys):
 
 @pytest.mark.slow
 def test_a_disk_that_becomes_full_keeps_the_last_checkpoint_and_the_run_goes_on(monkeypatch, capsys):
-    assert cli.main(["run", *QUICK, "--out", "whole", "--json"]) == 0
-    whole = capsys.readouterr().out
+    whole = command_output(capsys, "run", *QUICK, "--out", "whole", "--json").out
     save, kept = Checkpoints.save, []
 
     def twice(self, state, params=None):
@@ -101,8 +100,7 @@ def test_a_disk_that_becomes_full_keeps_the_last_checkpoint_and_the_run_goes_on(
     assert told.startswith(
         "fedjax-dp: r could not be written: no space left on device; make room; fedjax-dp run --resume r"
     )
-    assert cli.main(["run", "--resume", "r", "--json"]) == 0
-    text = capsys.readouterr()
+    text = command_output(capsys, "run", "--resume", "r", "--json")
     assert "continuing r after round 2 of 4" in text.err
     assert text.out.partition('"guarantee"')[0] == whole.partition('"guarantee"')[0]
 
@@ -121,8 +119,7 @@ def test_a_sweep_goes_on_where_the_disk_was_full(monkeypatch, capsys):
         patched.setattr(table, "write", full)
         assert cli.main(["sweep", "s.toml", "--out", "q"]) == 3
     assert "q could not be written: no space left on device; make room; the same command" in capsys.readouterr().err
-    assert cli.main(["sweep", "s.toml", "--out", "q"]) == 0
-    assert "q holds 2 of 2 points" in capsys.readouterr().err
+    assert "q holds 2 of 2 points" in command_output(capsys, "sweep", "s.toml", "--out", "q").err
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ import sys
 
 import numpy as np
 import pytest
-from helpers import refusal
+from helpers import command_output, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp.pytrees import equal
@@ -182,8 +182,7 @@ def test_ids_that_are_missing_and_numbers_that_nobody_gave_are_told(capsys):
     del held["client_ids"]
     np.savez("mine.npz", **held)
     assert "client_ids must be given, got nothing; name the owner of each record, or deal them" in by_notebook()
-    assert cli.main(["run", "--dataset", "npz:mine.npz", "--algorithm", "fedavg", "--rounds", "1"]) == 0
-    told = capsys.readouterr().err
+    told = command_output(capsys, "run", "--dataset", "npz:mine.npz", "--algorithm", "fedavg", "--rounds", "1").err
     assert "nobody says whose records they are: dealt to 10 clients; client_ids in the file would" in told
     assert "not set, so defaults are used: num_clients 10" in told
 

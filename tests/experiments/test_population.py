@@ -6,7 +6,7 @@ import pathlib
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-from helpers import command_refusal, refusal
+from helpers import command_output, command_refusal, refusal
 
 from fedjax_dp import data
 from fedjax_dp.experiments import config
@@ -15,7 +15,6 @@ from fedjax_dp.experiments.partitions import OPTIONS, PARTITIONS, divide
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.experiments.presets import population_of, resolve_population
 from fedjax_dp.pytrees import equal
-from fedjax_dp.tools import cli
 
 
 def resolved(**changes):
@@ -203,8 +202,7 @@ def test_holdout_of_natural_clients_needs_ids_of_test_records():
 
 
 def test_command_prints_a_table(capsys):
-    assert cli.main(["data"]) == 0
-    out = capsys.readouterr().out
+    out = command_output(capsys, "data").out
     for words in (
         "digits, partition iid, seed 0",
         "records per client",
@@ -218,8 +216,7 @@ def test_command_prints_a_table(capsys):
 
 def test_command_prints_one_json_object_and_draws(capsys):
     words = ["data", "synthetic:1,1,12", "--seed", "3", "--plot", "clients.png", "--json"]
-    assert cli.main(words) == 0
-    out = capsys.readouterr().out
+    out = command_output(capsys, *words).out
     told = json.loads(out)
     assert out.count("\n") == 1
     assert (told["clients"], told["classes"], told["record_shape"]) == (12, 10, [60])

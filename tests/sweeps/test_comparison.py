@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 import sweep_points
-from helpers import command_refusal, refusal
+from helpers import command_output, command_refusal, refusal
 from sweep_points import textbook_interval
 
 import fedjax_dp as fdp
@@ -144,8 +144,7 @@ epsilon = 8.0
 @pytest.mark.exhaustive
 def test_a_sweep_is_compared_by_the_command_line(tmp_path, capsys):
     pathlib.Path("mine.toml").write_text(SWEEP)
-    assert cli.main(["compare", "mine.toml", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    told = json.loads(command_output(capsys, "compare", "mine.toml", "--json").out)
     assert [row["algorithm"] for row in told["rows"]] == ["dp_fedavg_local", "local", "mr_mtl"]
     assert all(row["view"] == "deployed" for row in told["rows"])
     assert told["choosing"]["epsilon"] > 8  # the choice of lambda is priced

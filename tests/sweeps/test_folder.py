@@ -13,7 +13,7 @@ import time
 import types
 
 import pytest
-from helpers import command_refusal, refusal
+from helpers import command_output, command_refusal, refusal
 from small_runs import QUIET, Stopped
 from sweep_points import of_all_but_times, recorded
 
@@ -54,8 +54,7 @@ def test_a_row_is_the_run_of_its_configuration(whole, capsys):
     found, _ = whole
     record = found.records[7]
     pathlib.Path("one.toml").write_text(folders.toml(record["config"] | {"out": "one"}))
-    assert cli.main(["run", "one.toml", "--json"]) == 0
-    run = json.loads(capsys.readouterr().out)
+    run = json.loads(command_output(capsys, "run", "one.toml", "--json").out)
     assert run["history"] == record["history"]
     assert run["guarantee"].pop("attack") is not None
     assert record["guarantee"].pop("attack") is None  # which no sweep computes
@@ -198,21 +197,18 @@ def test_a_folder_has_one_writer(whole):
 
 @pytest.mark.slow
 def test_command_prints_the_plan_the_best_the_lost_and_the_cost_of_choosing(whole, capsys):
-    assert cli.main(["sweep", "sweep.toml", "--plan"]) == 0
-    told = capsys.readouterr()
+    told = command_output(capsys, "sweep", "sweep.toml", "--plan")
     assert told.out.count("plan: 12 points in 1 program, one after another on") == told.out.count("program") == 1
     assert "MB" in told.out
     assert "s to run" in told.out
     assert "plan" not in told.err
     assert not pathlib.Path("sweeps").exists()  # a plan takes no folder
     shutil.copytree(whole[1], "s")
-    assert cli.main(["sweep", "sweep.toml", "--out", "s"]) == 0
-    out = capsys.readouterr().out
+    out = command_output(capsys, "sweep", "sweep.toml", "--out", "s").out
     assert "the best of 6 settings" in out
     assert "choosing  comparing these 12 private runs (6 settings x 2 seeds) costs" in out
     assert "proved    epsilon at delta" in out
-    assert cli.main(["sweep", "sweep.toml", "--out", "s", "--json"]) == 0
-    told = capsys.readouterr()  # nothing is left to run
+    told = command_output(capsys, "sweep", "sweep.toml", "--out", "s", "--json")  # nothing is left to run
     assert pathlib.Path("s/points.jsonl").read_bytes() == (whole[1] / "points.jsonl").read_bytes()
     result = json.loads(told.out)
     assert (result["points"], result["done"], len(result["settings"])) == (12, 12, 6)

@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import MEASURES, command_refusal, refusal
+from helpers import MEASURES, command_output, command_refusal, refusal
 from scipy import stats
 from sweep_points import point, sweep_folder, textbook_interval
 
@@ -283,8 +283,7 @@ def runnable():
 
 def test_best_prints_a_configuration_that_run_takes(capsys):
     sweep_folder(runnable())
-    assert cli.main(["best", "sweep"]) == 0
-    out = capsys.readouterr()
+    out = command_output(capsys, "best", "sweep")
     pathlib.Path("winner.toml").write_text(out.out)
     winner = config.read("winner.toml")
     assert winner == {"dataset": "digits", "seed": 0, "learning_rate": 0.3, "rounds": 4}
@@ -303,8 +302,7 @@ def test_best_takes_the_last_sweep_where_none_is_named(capsys):
     folder = sweep_folder(runnable())
     pathlib.Path("sweeps").mkdir()
     folder.rename("sweeps/mine")
-    assert cli.main(["best"]) == 0
-    assert "no folder was named; using the last one: sweeps/mine" in capsys.readouterr().err
+    assert "no folder was named; using the last one: sweeps/mine" in command_output(capsys, "best").err
 
 
 def test_a_shared_winner_among_own_models_is_not_said_to_have_one(capsys):
@@ -312,14 +310,12 @@ def test_a_shared_winner_among_own_models_is_not_said_to_have_one(capsys):
     shared = point(1, {"algorithm": "dp_fedavg_local", "seed": 0}, (0.7,), client_mean=0.7)
     configs = [one | {"config": {"algorithm": one["values"]["algorithm"], "seed": 0}} for one in (own, shared)]
     sweep_folder(configs, ["algorithm"])
-    assert cli.main(["best", "sweep"]) == 0
-    assert "mean accuracy of clients 0.7000, of one seed" in capsys.readouterr().err
+    assert "mean accuracy of clients 0.7000, of one seed" in command_output(capsys, "best", "sweep").err
 
 
 def test_best_tells_what_is_missing(capsys):
     folder = sweep_folder(runnable(), points=9)
-    assert cli.main(["best", "sweep"]) == 0
-    assert "6 of 9 points are there: the winner may change" in capsys.readouterr().err
+    assert "6 of 9 points are there: the winner may change" in command_output(capsys, "best", "sweep").err
     (folder / "selection.json").write_text("nothing")
     assert "selection.json must be readable JSON" in command_refusal(capsys, "best", "sweep")
 
@@ -353,8 +349,7 @@ def test_a_sweep_shows_the_baseline_that_all_its_points_share():
 def test_best_as_json_is_one_object_without_infinities(capsys):
     records = [point(0, {"privatizer.clip_norm": 1.0, "seed": 0}, epsilon=math.inf)]
     sweep_folder(records, ["privatizer.clip_norm"])
-    assert cli.main(["best", "sweep", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    told = json.loads(command_output(capsys, "best", "sweep", "--json").out, parse_constant=pytest.fail)
     assert told["values"] == {"privatizer.clip_norm": 1.0}
     assert told["guarantee_epsilon"] is None
     assert (told["mean"], told["std"], told["seeds"], told["statement"]) == (0.6, None, 1, None)
@@ -368,8 +363,7 @@ def test_a_sweep_of_python_values_has_a_best_setting_without_a_configuration(cap
         for index, (norm, seed) in enumerate(cases)
     ]
     sweep_folder(records, ["clip_norm"])
-    assert cli.main(["best", "sweep"]) == 0
-    printed = capsys.readouterr()
+    printed = command_output(capsys, "best", "sweep")
     assert printed.err == ""
     assert "rounds =" not in printed.out  # which fedjax-dp run would take, with another algorithm and other data
     assert "the best of 2 settings compared: clip_norm 1.0" in printed.out

@@ -7,12 +7,11 @@ import math
 
 import numpy as np
 import pytest
-from helpers import refusal
+from helpers import command_output, refusal
 from sweep_points import point, sweep_folder, textbook_interval
 
 from fedjax_dp.sweeps.sweep import open_sweep
 from fedjax_dp.sweeps.winners import winners
-from fedjax_dp.tools import cli
 from fedjax_dp.tools.reports import sweeps as reports
 
 AXES = ("algorithm", "epsilon", "clip_norm")
@@ -74,12 +73,10 @@ def test_a_value_without_a_setting_to_choose_says_why():
 
 def test_one_seed_has_no_deviation_and_says_so(capsys):
     folder = sweep_folder(sweep_of((0,)), AXES)
-    assert cli.main(["best", str(folder), "--table", "text"]) == 0
-    out = capsys.readouterr().out
+    out = command_output(capsys, "best", str(folder), "--table", "text").out
     assert "nan" not in out
     assert "one seed has no deviation and no interval" in out
-    assert cli.main(["best", str(folder)]) == 0
-    assert ", of one seed, so without a deviation" in capsys.readouterr().err
+    assert ", of one seed, so without a deviation" in command_output(capsys, "best", str(folder)).err
     shown = repr(open_sweep(folder))
     assert "nan" not in shown
     assert "one seed has no deviation" in shown
@@ -92,8 +89,7 @@ def test_the_table_is_printed_as_text_csv_latex_and_json(capsys):
     folder = sweep_folder(sweep_of((0, 1, 2)), AXES)
 
     def printed(*words):
-        assert cli.main(["best", str(folder), *words]) == 0
-        return capsys.readouterr().out
+        return command_output(capsys, "best", str(folder), *words).out
 
     text = printed("--by", "epsilon, algorithm")
     assert "the best of each epsilon and algorithm, of 8 settings" in text
@@ -123,8 +119,7 @@ def test_no_table_has_an_epsilon_without_what_it_is_of(form, capsys):
     records = sweep_of((0, 1))
     for record in records:
         record["guarantee"]["caveat"] = caveat if record["values"]["epsilon"] == 4.0 else None
-    assert cli.main(["best", str(sweep_folder(records, AXES)), "--table", form]) == 0
-    out, err = capsys.readouterr()
+    out, err = command_output(capsys, "best", str(sweep_folder(records, AXES)), "--table", form)
     notes = [line.strip(" %") for line in (err if form == "csv" else out).splitlines()]
     assert "proved epsilon: delta 0.001, one record, replace-one, view uploads" in notes
     assert notes.count(f"proved epsilon: {caveat}") == 1
@@ -153,8 +148,7 @@ def test_a_sweep_without_several_budgets_has_a_row_for_each_value_of_the_axes_th
     every = [record for record in sweep_of((0, 1), ("dp_one",)) if record["values"]["epsilon"] == 4.0]
     every = [record for record in every if "clip_norm" in axes or record["values"]["clip_norm"] == 3.0]
     folder = sweep_folder(every, axes)
-    assert cli.main(["best", str(folder), "--table", form]) == 0
-    out = capsys.readouterr().out
+    out = command_output(capsys, "best", str(folder), "--table", form).out
     lines = {"text": out.splitlines()[4 : 4 + rows], "csv": out.splitlines()[1:], "latex": out.splitlines()}
     assert form != "text" or out.startswith(head)
     assert sum(("0.2" in line or "0.1" in line) and not line.startswith("%") for line in lines[form]) == rows
