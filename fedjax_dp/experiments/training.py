@@ -24,7 +24,7 @@ from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.stopping import StopRule
 from fedjax_dp.models import Model, Origin, Start, task_of
 from fedjax_dp.models.origins import values_digest
-from fedjax_dp.privacy.guarantees import PreparedRun, prepare
+from fedjax_dp.privacy.guarantees import prepare
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.rounds import metrics, prefetch
@@ -102,7 +102,8 @@ class Experiment:
     """A prepared run, with its execution and storage; nothing is trained yet.
 
     spec       the configuration of the run
-    run        algorithm with its noise, data, model; and its Guarantee
+    planned    algorithm with its noise, data, model, rounds
+    guarantee  of all these rounds
     checksums  of everything else that determines it: data, code, values that only Python has, by name
     halted_of  the requested rounds, if a budget ends the run before them
     stop       the rule that ends it by a metric, if any
@@ -112,7 +113,8 @@ class Experiment:
     """
 
     spec: RunSpec
-    run: PreparedRun
+    planned: PlannedRun
+    guarantee: Guarantee
     execution: Execution
     on_host: bool
     checksums: Mapping[str, str]
@@ -121,16 +123,6 @@ class Experiment:
     folder: pathlib.Path | None = None
     history: tuple[Evaluation, ...] = ()
     notes: tuple[str, ...] = ()
-
-    @property
-    def planned(self) -> PlannedRun:
-        """The planned run with its noise and rounds."""
-        return self.run.planned
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The run's Guarantee."""
-        return self.run.guarantee
 
     @property
     def name(self) -> str:
@@ -221,11 +213,12 @@ def prepare_experiment(
     if on_host:
         prefetch.check(planned.algorithm, bool(output.train_metrics))
     wanted = planned.rounds
-    run = prepare(planned, progress)
-    planned, spec = run.planned, spec.with_rounds(run.planned.rounds)
+    planned, guarantee = prepare(planned, progress)
+    spec = spec.with_rounds(planned.rounds)
     return Experiment(
         spec=spec,
-        run=run,
+        planned=planned,
+        guarantee=guarantee,
         halted_of=wanted if planned.rounds < wanted else None,
         stop=None if target is None else StopRule(target, spec.output.evaluate_every or 1),
         execution=execution,
