@@ -384,8 +384,13 @@ class JobGroup:
         return [end._replace(params=jax.tree.map(operator.itemgetter(slot), params)) for slot, end in zip(slots, ends)]
 
     def _place(self, queues: list[list[int]]) -> tuple[Points, FederatedData, Any, jax.Array]:
-        """The arrays of jobs in the slots of each device."""
-        host, count = jax.device_put(self._host_points(queues), NamedSharding(self.program.mesh, P(AXIS)))
+        """The arrays of jobs in the slots of each device, and their number there. Empty slots run no round."""
+        rows = [self._leaves[index] for index in self._slot_jobs(queues)]
+        host: Points = jax.tree.unflatten(self._shape, map(np.stack, zip(*rows, strict=True)))
+        real = [slot < len(queue) for queue in queues for slot in range(self.program.slots)]
+        host = host._replace(evaluation_rounds=host.evaluation_rounds * np.array(real, np.int32)[:, None])
+        counts = np.array([len(queue) for queue in queues], np.int32)
+        host, count = jax.device_put((host, counts), NamedSharding(self.program.mesh, P(AXIS)))
         spare = next(queue[0] for queue in queues if queue)
         datas = [self.jobs[queue[0] if queue else spare].run.data for queue in queues]
         records = self._records.records(datas, self._largest, self._smallest, self.program.mesh)
@@ -402,14 +407,6 @@ class JobGroup:
         """The job in each slot of each device. Empty slots hold a copy of some job."""
         slots, spare = self.program.slots, next(queue[0] for queue in queues if queue)
         return [index for queue in queues for index in (queue + [spare] * slots)[:slots]]
-
-    def _host_points(self, queues: list[list[int]]) -> tuple[Points, np.ndarray]:
-        """The points in the slots, with keys as words, and their number on each device. Empty slots run no round."""
-        real = [slot < len(queue) for queue in queues for slot in range(self.program.slots)]
-        rows = [self._leaves[index] for index in self._slot_jobs(queues)]
-        points: Points = jax.tree.unflatten(self._shape, map(np.stack, zip(*rows, strict=True)))
-        points = points._replace(evaluation_rounds=points.evaluation_rounds * np.array(real, np.int32)[:, None])
-        return points, np.array([len(queue) for queue in queues], np.int32)
 
     def _point_of(self, job: Job) -> Points:
         """The numbers of a job on the host, with its key as words; its last evaluation is repeated."""

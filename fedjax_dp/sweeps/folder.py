@@ -156,7 +156,7 @@ def recount(folder: pathlib.Path, points: int) -> None:
             SWEEP_FOLDER.write(folder, manifest | {"points": points})
 
 
-def finish(folder: pathlib.Path, cost: dict[str, Any] | None, screen: Screen) -> None:
+def finish(folder: pathlib.Path, cost: dict[str, Any] | None) -> None:
     """Write the tables, the picture and the cost of choosing of a sweep."""
     from fedjax_dp.sweeps import table  # slow to import
 

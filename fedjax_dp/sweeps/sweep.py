@@ -439,7 +439,7 @@ def _run_in_folder(
         with folders.open_points(out) as keep:
             run(everything, held, keep, own["device"]["count"])
         if everything and price is not None:
-            folders.finish(out, price("grown" in own), screen)
+            folders.finish(out, price("grown" in own))
         return open_sweep(out)
 
 

@@ -217,7 +217,7 @@ def test_a_secure_sum_that_overflows_ends_its_point_only():
 
 
 @pytest.mark.slow
-def test_a_dispatch_that_fails_loses_its_own_points_only(data, monkeypatch):
+def test_a_dispatch_that_fails_loses_its_own_points_only(data):
     jobs = jobs_on(data, GRID, seeds=range(3), rounds=2)
     group = JobGroup(jobs)
     run_segment = group.compiled.run_segment
@@ -360,7 +360,7 @@ def test_axes_name_fields_of_the_value_and_of_the_run(data):
 
 
 @pytest.mark.exhaustive
-def test_a_function_of_the_axes_makes_the_algorithm(data):
+def test_a_function_of_the_axes_makes_the_algorithm():
     def make(entry, clip_norm):
         return CATALOGUE[entry].of({**COMMON, "clip_norm": clip_norm, "noise_multiplier": 0.3})
 
