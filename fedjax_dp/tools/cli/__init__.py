@@ -76,20 +76,16 @@ def _done(command: str, rest: list[str]) -> int:
         sys.stdout.flush()  # where its disk is full it fails here, and not after everything
         return code
     except errors.ConfigurationError as error:
-        print(f"fedjax-dp: {error}", file=sys.stderr)
-        return 2
+        return _end(error, 2)
     except (errors.DivergedError, errors.RingOverflowError, errors.LostError) as error:
-        print(f"fedjax-dp: {error}", file=sys.stderr)
-        return 1
+        return _end(error, 1)
     except BrokenPipeError:  # the reader, such as head, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
         if error.errno in UNUSABLE and error.filename is not None:
             path, why = str(error.filename), folders.reason(error)
-            refusal = errors.refuse("path", folders.printable(path), "one that can be used", why)
-            print(f"fedjax-dp: {refusal}", file=sys.stderr)
-            return 2
+            return _end(errors.refuse("path", folders.printable(path), "one that can be used", why), 2)
         code = _failed(error)
         if error.errno in folders.MACHINE and error.filename is None:  # the output itself, which Python flushes again
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -101,33 +97,27 @@ def _done(command: str, rest: list[str]) -> int:
         resume = {"sweep": again, "reproduce": again}.get(command, "")
         for folder in getattr(error, "__notes__", ()):  # of a run that has begun
             resume = f"; fedjax-dp run --resume {folders.quote_path(folder)} goes on"
-        print(f"fedjax-dp: interrupted{resume}", file=sys.stderr)
-        return 130
+        return _end(f"interrupted{resume}", 130)
+
+
+def _end(line: object, code: int) -> int:
+    """Print one line about the end of a command; its exit code."""
+    print(f"fedjax-dp: {line}", file=sys.stderr)
+    return code
 
 
 def _failed(error: Exception) -> int:
     """The exit code of what no option is wrong in: a line about the machine or the user's own code, or the traceback
     of a defect."""
-    failure = _of_the_machine(error)
-    if failure is None and own_code.own_frames(error):
-        refusal = errors.refuse("code", own_code.describe_error(error), "such that it runs without an error")
-        print(f"fedjax-dp: {refusal}", file=sys.stderr)
-        return 2
-    if failure is None:
-        traceback.print_exc()
-    else:
-        print(f"fedjax-dp: {failure}", file=sys.stderr)
-    return 3
-
-
-def _of_the_machine(error: Exception) -> str | None:
-    """One line about a failure that no change of this program would mend; None for a defect."""
     if isinstance(error, errors.StorageError):
-        return str(error)
-    reason = folders.reason(error)
+        return _end(error, 3)
     if isinstance(error, OSError) and error.errno in folders.MACHINE:
-        return str(errors.StorageError(str(error.filename or "the output"), reason, "make room, or write elsewhere"))
+        what, reason = str(error.filename or "the output"), folders.reason(error)
+        return _end(errors.StorageError(what, reason, "make room, or write elsewhere"), 3)
     if isinstance(error, MemoryError) or FULL in str(error):
         why = (str(error).splitlines() or ["none is left"])[0][:160]
-        return f"memory is full: {why}; take a smaller cohort or model, or --chunk-size 1"
-    return None
+        return _end(f"memory is full: {why}; take a smaller cohort or model, or --chunk-size 1", 3)
+    if own_code.own_frames(error):
+        return _end(errors.refuse("code", own_code.describe_error(error), "such that it runs without an error"), 2)
+    traceback.print_exc()
+    return 3

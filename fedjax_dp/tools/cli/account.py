@@ -1,7 +1,6 @@
 """`fedjax-dp account` and `calibrate`: accounting without running anything."""
 
 import dataclasses
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -46,7 +45,7 @@ from fedjax_dp.options import about
 from fedjax_dp.tools.cli.account_ledger import account_ledger
 from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.options import OUTPUT, PlotOption, PrintOptions, Switch, missing, parse, picture_of
-from fedjax_dp.tools.cli.output import columns, page
+from fedjax_dp.tools.cli.output import cell, columns, page, print_json
 
 if TYPE_CHECKING:
     from fedjax_dp.tools.figures.canvas import Look
@@ -198,12 +197,7 @@ def account_command(arguments: list[str]) -> int:
     """Epsilon by every accountant, or that of a run by its ledger."""
     if any(word.partition("=")[0] == "--ledger" for word in arguments):
         return account_ledger(arguments)
-    options = parse(
-        "account",
-        arguments,
-        AccountOptions,
-        ACCOUNT,
-    )
+    options = parse("account", arguments, AccountOptions, ACCOUNT)
     look = picture_of(options)
     errors.require_left_out(options, ["accountant"], "without --ledger", "without it every accountant answers")
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
@@ -223,8 +217,7 @@ def account_command(arguments: list[str]) -> int:
             "lower_bound": least.to_dict("epsilon"),
             "warnings": warnings,
         }
-        print(json.dumps(content, allow_nan=False))
-        return 0
+        return print_json(content)
     header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
     notes = [*([] if options.quiet else _between(answers, least)), *(f"warning: {line}" for line in warnings)]
     notes += [f"{'       ' if at else 'means: '}{line}" for at, line in enumerate(means)]
@@ -254,12 +247,7 @@ def _between(answers: list[compare.Answer], least: compare.Answer) -> list[str]:
 
 def calibrate_command(arguments: list[str]) -> int:
     """Noise multiplier by every accountant."""
-    options = parse(
-        "calibrate",
-        arguments,
-        CalibrateOptions,
-        CALIBRATE,
-    )
+    options = parse("calibrate", arguments, CalibrateOptions, CALIBRATE)
     look = picture_of(options)
     require_budget("epsilon", options.epsilon, "it is the budget in nats")
     if options.correlation is not None:
@@ -278,8 +266,7 @@ def calibrate_command(arguments: list[str]) -> int:
             "noise_multipliers": [answer.to_dict("noise_multiplier") for answer in answers],
             "warnings": warnings,
         }
-        print(json.dumps(content, allow_nan=False))
-        return 0
+        return print_json(content)
     header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
     _print_answers(header, "noise multiplier", answers, [f"warning: {line}" for line in warnings], options.quiet)
     return 0
@@ -304,8 +291,7 @@ def _compare_correlations(options: CalibrateOptions) -> int:
     rows = sorted(table, key=lambda one: one.error)
     if options.json:
         content = [one._asdict() | {"strategy": None, "chosen": one is best} for one in rows]
-        print(json.dumps({"inputs": _inputs(options), "candidates": content}, allow_nan=False))
-        return 0
+        return print_json({"inputs": _inputs(options), "candidates": content})
     page().print(
         f"for epsilon {options.epsilon:g} at delta {options.delta:g}, {neighbours.value}: {options.steps} rounds of "
         f"{size} out of {clients} clients; error: root mean square in the sum of updates, per clip norm;"
@@ -467,7 +453,7 @@ def _print_answers(header: str, what: str, answers: list[compare.Answer], notes:
         console.print(header)
     cells = {
         "accountant": [answer.accountant for answer in answers],
-        what: ["-" if answer.number is None else f"{answer.number:.5g}" for answer in answers],
+        what: [cell(answer.number, 5) for answer in answers],
     }
     about = "what it is, or why it has no answer"
     if not quiet:

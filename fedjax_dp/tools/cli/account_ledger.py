@@ -1,7 +1,6 @@
 """`fedjax-dp account --ledger`: the epsilon of a run, derived again from the ledger in its folder alone."""
 
 import dataclasses
-import json
 import math
 import pathlib
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ from fedjax_dp.accounting.guarantee import DeploymentSummary, infinity_of_null, 
 from fedjax_dp.display import count
 from fedjax_dp.options import about
 from fedjax_dp.tools.cli.options import PlotOption, PrintOptions, Switch, parse, picture_of
-from fedjax_dp.tools.cli.output import page
+from fedjax_dp.tools.cli.output import page, print_json
 
 if TYPE_CHECKING:
     from fedjax_dp.accounting.ledger import Ledger
@@ -82,9 +81,7 @@ def account_ledger(arguments: list[str]) -> int:
         title = with_mark(f"{ledger.phase['algorithm']} on {ledger.phase['dataset']}", promise.mark)
         plot_spending(rounds, curve, title, str(promise), options.plot, ledger.lines[-1]["budget"], **look)
     if options.json:
-        content = promise.to_dict() | {"rounds": options.rounds or ledger.rounds, "notes": notes}
-        print(json.dumps(content, allow_nan=False))
-        return 0
+        return print_json(promise.to_dict() | {"rounds": options.rounds or ledger.rounds, "notes": notes})
     console = page()
     console.print(f"after {options.rounds or ledger.rounds} of {count(ledger.phase['rounds'], 'round')}: {promise}")
     for note in [] if options.quiet else notes:

@@ -1,7 +1,6 @@
 """`fedjax-dp audit`."""
 
 import dataclasses
-import json
 import pathlib
 import shlex
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -26,7 +25,7 @@ from fedjax_dp.tools.cli.options import (
     known_flags,
     picture_of,
 )
-from fedjax_dp.tools.cli.output import INDENT, show_lines
+from fedjax_dp.tools.cli.output import INDENT, print_json, show_lines
 from fedjax_dp.tools.cli.run_options import parse_configuration
 
 if TYPE_CHECKING:
@@ -127,7 +126,7 @@ def audit_command(arguments: list[str]) -> int:
             "versions": environment.versions(),
             "device": environment.device(),
         }
-        print(json.dumps(content, allow_nan=False))
+        print_json(content)
     else:
         _print(result, promise, options, config.privacy, detail)
     return int(result.violated)

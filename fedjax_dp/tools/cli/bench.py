@@ -1,7 +1,6 @@
 """`fedjax-dp bench`."""
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING, Any
 
 from fedjax_dp import devices, errors
@@ -9,7 +8,7 @@ from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.options import PlotOption, PrintOptions, picture_of
-from fedjax_dp.tools.cli.output import page, show_lines
+from fedjax_dp.tools.cli.output import page, print_json, show_lines
 from fedjax_dp.tools.cli.run_options import USUAL, parse_configuration
 
 if TYPE_CHECKING:
@@ -84,7 +83,7 @@ def bench_command(arguments: list[str]) -> int:
 
         plots.plot_latency(result, name, options.plot, **look)
     if options.json:
-        print(json.dumps(to_dict(result, config) | {"gradients": how.to_dict()}, allow_nan=False))
+        print_json(to_dict(result, config) | {"gradients": how.to_dict()})
     else:
         _print(result, how, config.options.get("batch_size"), name)
     return 0

@@ -1,7 +1,6 @@
 """`fedjax-dp best`: the winner of a sweep as a configuration for `fedjax-dp run`."""
 
 import dataclasses
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
@@ -20,7 +19,7 @@ from fedjax_dp.sweeps.winners import title, winners
 from fedjax_dp.tasks.measures import Measure
 from fedjax_dp.tools.cli.latest import SWEEPS, named_or_latest
 from fedjax_dp.tools.cli.options import PrintOptions, parse
-from fedjax_dp.tools.cli.output import columns, page
+from fedjax_dp.tools.cli.output import columns, page, print_json
 
 DESCRIPTION = """The best setting of a sweep, as TOML for fedjax-dp run; its results go to stderr.
 
@@ -59,8 +58,7 @@ def best_command(arguments: list[str]) -> int:
     folder = named_or_latest("sweep", options.sweep, "the folder of a sweep", "fedjax-dp best sweeps/mine", SWEEPS)
     about, records = read_records(folder)
     if options.table or options.by or options.against:
-        _print_each(options, records, about, folder)
-        return 0
+        return _print_each(options, records, about, folder)
     best = table.best(records, about["axes"], options.metric, options.epsilon_at_most)
     measure = metric_of(records, best.metric)
     statement = _statement(folder, records, measure)
@@ -72,8 +70,7 @@ def best_command(arguments: list[str]) -> int:
             "points": len(records),
             "planned": about.get("points"),
         }
-        print(json.dumps(finite(content), allow_nan=False))
-        return 0
+        return print_json(finite(content))
     lines = _lines(best, len(records), about.get("points"), statement, _units(records), measure)
     if not is_configuration(best.config):
         console = page()
@@ -87,27 +84,26 @@ def best_command(arguments: list[str]) -> int:
     return 0
 
 
-def _print_each(options: BestOptions, records: list[Record], about: Mapping[str, Any], folder: pathlib.Path) -> None:
+def _print_each(options: BestOptions, records: list[Record], about: Mapping[str, Any], folder: pathlib.Path) -> int:
     """Print the best of each value of some axes, with notes below, which go to stderr with CSV and LaTeX."""
     errors.require_left_out(options, ["epsilon_at_most"], "beside --table", "drop one of them")
     by = None if options.by is None else [name.strip() for name in options.by.split(",")]
     found = winners(records, about["axes"], by, options.metric, options.against)
     rest = _last(len(records), about.get("points"), _statement(folder, records, found.metric))
     if options.json:
-        rows, notes = found.table(), [*found.notes(), *rest]
-        content = {"by": found.by, "against": found.against, "best": rows, "notes": notes}
-        print(json.dumps(finite(content), allow_nan=False))
-        return
+        notes = [*found.notes(), *rest]
+        return print_json(finite({"by": found.by, "against": found.against, "best": found.table(), "notes": notes}))
     if options.table in ("csv", "latex"):
         print(found.csv() if options.table == "csv" else found.latex(), end="")
         for line in [*(found.notes() if options.table == "csv" else ()), *rest]:
             Screen().say(line)
-        return
+        return 0
     console = page()
     console.print(title(found))
     columns(console, found.cells(), first=len(found.by) + 4, left=("algorithm",))
     for line in [*found.notes(), *rest]:
         console.print(f" {line}")
+    return 0
 
 
 def _last(points: int, planned: int | None, statement: str | None) -> list[str]:

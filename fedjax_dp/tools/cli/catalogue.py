@@ -1,9 +1,7 @@
 """`fedjax-dp catalogue`: every algorithm in a table, and the papers cited in full."""
 
-import json
-
 from fedjax_dp.tools.cli.options import PrintOptions, parse
-from fedjax_dp.tools.cli.output import columns, page, show_lines
+from fedjax_dp.tools.cli.output import columns, page, print_json, show_lines
 from fedjax_dp.tools.papers import citations
 
 DESCRIPTION = """usage: fedjax-dp catalogue [--json]
@@ -22,8 +20,7 @@ def catalogue_command(arguments: list[str]) -> int:
     if options.json:
         cited = [paper.to_dict() for paper in citations.CITATIONS.values()]
         paid = [row._asdict() | {"paid": {view: one._asdict() for view, one in row.paid.items()}} for row in views]
-        print(json.dumps({"catalogue": [row._asdict() for row in entries], "views": paid, "citations": cited}))
-        return 0
+        return print_json({"catalogue": [row._asdict() for row in entries], "views": paid, "citations": cited})
     console = page()
     if not console.is_terminal:
         print(f"{tables.markdown(tables.HEADER, entries)}\n\n{tables.SHAPE}\n")

@@ -1,7 +1,6 @@
 """`fedjax-dp check`: what somebody else's private federation proves."""
 
 import dataclasses
-import json
 import math
 import pathlib
 from typing import Annotated
@@ -9,7 +8,7 @@ from typing import Annotated
 from fedjax_dp import errors, folders
 from fedjax_dp.options import about
 from fedjax_dp.tools.cli.options import PrintOptions, missing, parse
-from fedjax_dp.tools.cli.output import Lines, show_lines
+from fedjax_dp.tools.cli.output import Lines, print_json, show_lines
 from fedjax_dp.tools.deployments import log, templates
 from fedjax_dp.tools.deployments.check import Check, check, in_words
 from fedjax_dp.tools.deployments.description import read
@@ -57,7 +56,7 @@ def check_command(arguments: list[str]) -> int:
     deployment = read(options.deployment, free=() if options.log is None else log.FREE)
     checked = check(deployment, view=options.view, delta=options.delta, log=options.log)
     if options.json:
-        print(json.dumps(checked.to_dict(), allow_nan=False))
+        print_json(checked.to_dict())
     else:
         show_lines(_result(checked), _rests_on(checked))
     return 1 if checked.fails else 0

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 import math
 from typing import Annotated
 
@@ -14,7 +13,7 @@ from fedjax_dp.accounting.guarantee import Verdict
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.tools.cli.options import PlotOption, PrintOptions, parse, picture_of
-from fedjax_dp.tools.cli.output import columns, page
+from fedjax_dp.tools.cli.output import cell, columns, page, print_json
 from fedjax_dp.tools.deployments.systems import system_rows
 from fedjax_dp.tools.papers.row import PaperRow
 from fedjax_dp.tools.papers.settings import DETAILS, LEAST_DELTA, PAPERS, SYMBOLS, claim_rows
@@ -42,9 +41,8 @@ def claims_command(arguments: list[str]) -> int:
 
         plots.plot_claims(rows, options.plot, **look)
     if options.json:
-        print(json.dumps({"claims": [row.to_dict() for row in rows]}, allow_nan=False))
-    else:
-        _print_claims(rows)
+        return print_json({"claims": [row.to_dict() for row in rows]})
+    _print_claims(rows)
     return 0
 
 
@@ -67,8 +65,7 @@ def _systems(options: ClaimsOptions) -> int:
     with Screen().counter("configurations") as count:
         rows = system_rows(count)
     if options.json:
-        print(json.dumps({"claims": [row.to_dict() for row in rows]}, allow_nan=False))
-        return 0
+        return print_json({"claims": [row.to_dict() for row in rows]})
     console = page()
     console.print(
         "What private federations in public repositories state, each at the commit that was read: what a setting\n"
@@ -133,19 +130,19 @@ def _print_claim(console: Console, rows: list[PaperRow]) -> None:
     console.print(title + (f"; noise: {unit}" if unit else ""), style="bold")
     cells = {
         "verdict": [row.claim.verdict.value for row in rows],
-        "claimed": [_number(row.claim.epsilon) for row in rows],
+        "claimed": [cell(row.claim.epsilon) for row in rows],
         # losses above 700 are not resolved
-        "provable": [">700" if row.noise and row.provable == math.inf else _number(row.provable) for row in rows],
-        "noise": [_number(row.noise) for row in rows],
-        "tight": [_number(row.tight) for row in rows],
-        "ratio": [_number(row.noise_ratio, 3) for row in rows],
+        "provable": [">700" if row.noise and row.provable == math.inf else cell(row.provable) for row in rows],
+        "noise": [cell(row.noise) for row in rows],
+        "tight": [cell(row.tight) for row in rows],
+        "ratio": [cell(row.noise_ratio, 3) for row in rows],
     }
     settings = {"setting": [row.setting for row in rows]}
     left = ("setting", "verdict")
     columns(console, settings | {name: column for name, column in cells.items() if set(column) != {"-"}}, left=left)
     details = list(dict.fromkeys(name for row in rows for name in row.details))
     if details:
-        more = {name.replace("_", " "): [_number(row.details.get(name)) for row in rows] for name in details}
+        more = {name.replace("_", " "): [cell(row.details.get(name)) for row in rows] for name in details}
         columns(console, settings | more, left=left)
         _print_legend(console, {f" {name.replace('_', ' ')}": DETAILS[name] for name in details})
         console.print()
@@ -156,7 +153,3 @@ def _print_claim(console: Console, rows: list[PaperRow]) -> None:
         place = "" if len(reasons) == 1 else f"{'; '.join(where[:3])}{' ...' if len(where) > 3 else ''}: "
         console.print(f" {place}{reason}")
     console.print()
-
-
-def _number(value: float | None, digits: int = 4) -> str:
-    return "-" if value is None else f"{value:.{digits}g}"

@@ -1,7 +1,6 @@
 """`fedjax-dp compare`: personal models against local training and a shared model."""
 
 import dataclasses
-import json
 import math
 import pathlib
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +11,7 @@ from fedjax_dp.options import about
 from fedjax_dp.sweeps.settings import bounds
 from fedjax_dp.tools.cli.latest import SWEEPS, named_or_latest
 from fedjax_dp.tools.cli.options import LookOptions, PrintOptions, look_of, parse
-from fedjax_dp.tools.cli.output import columns, page, show_lines
+from fedjax_dp.tools.cli.output import cell, columns, page, print_json, show_lines
 
 if TYPE_CHECKING:
     from fedjax_dp.sweeps.comparison import Comparison, ComparisonRow
@@ -75,9 +74,7 @@ def compare_command(arguments: list[str]) -> int:
     with folders.storage_errors(path.parent, "make room, or give another --out"):
         sweep.plot(path, "personalisation", **look)
     if options.json:
-        content = result.to_dict() | {"choosing": cost, "picture": str(path)}
-        print(json.dumps(finite(content), allow_nan=False))
-        return 0
+        return print_json(finite(result.to_dict() | {"choosing": cost, "picture": str(path)}))
     _print(result)
     lines = [
         ("picture", str(path)),
@@ -93,7 +90,7 @@ def _print(result: "Comparison") -> None:
     console, measure = page(), result.measure
     axes = [axis for axis in result.rows[0].values if any(row.values[axis] is not None for row in result.rows)]
     cells = {
-        "epsilon": [_number(row.epsilon) for row in result.rows],
+        "epsilon": [cell(row.epsilon) for row in result.rows],
         "algorithm": [row.algorithm for row in result.rows],
         f"mean {result.words}": [f"{row.standing.mean:.4f}" for row in result.rows],
         "95% interval": [bounds(measure, row.means.low, row.means.high) or "-" for row in result.rows],
@@ -101,8 +98,8 @@ def _print(result: "Comparison") -> None:
         "no worse than both": [_against(row, "no_worse") for row in result.rows],
         "regret": [_against(row, "regret") for row in result.rows],
         "its 95% interval": [_regrets(row.regrets.of_differences(measure)) for row in result.rows],
-        **{axis: [_number(row.values[axis]) for row in result.rows] for axis in axes},
-        "proved": [_number(row.proved) for row in result.rows],
+        **{axis: [cell(row.values[axis]) for row in result.rows] for axis in axes},
+        "proved": [cell(row.proved) for row in result.rows],
         "view": [row.view for row in result.rows],
         "of settings": [str(row.settings) for row in result.rows],
     }
@@ -120,12 +117,6 @@ def _print(result: "Comparison") -> None:
 
 def _regrets(score: "Interval") -> str:
     return "-" if math.isnan(score.low) else f"{score.low:.3f} to {score.high:.3f}"
-
-
-def _number(value: object) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _against(row: "ComparisonRow", field: str) -> str:

@@ -1,7 +1,6 @@
 """`fedjax-dp data`: what clients a data set and a partition make."""
 
 import dataclasses
-import json
 from typing import Annotated
 
 from fedjax_dp import errors
@@ -13,6 +12,7 @@ from fedjax_dp.experiments.presets import population_of, resolve_population
 from fedjax_dp.options import about, of_class
 from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.options import SWITCHES, PlotOption, PrintOptions, known_flags, parse, picture_of
+from fedjax_dp.tools.cli.output import print_json
 
 HIDDEN = ("named", *SWITCHES)  # that decide nothing of what is shown
 TABULATED = ("num_clients", "min_records", "client_ids")  # of a partition's options: the table has them
@@ -90,9 +90,8 @@ def data_command(arguments: list[str]) -> int:
     if options.json:
         used = {name: value for name, value in dataclasses.asdict(options).items() if name not in HIDDEN}
         used = {name: value for name, value in used.items() if value is not None}
-        print(json.dumps({"options": used, **summary._asdict()}, allow_nan=False))
-    else:
-        print(summary.card(f"{summary.name}, {_partition_text(options)}").text)
+        return print_json({"options": used, **summary._asdict()})
+    print(summary.card(f"{summary.name}, {_partition_text(options)}").text)
     return 0
 
 

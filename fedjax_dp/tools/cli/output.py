@@ -1,7 +1,9 @@
 """What commands print: the result, and perhaps a box below it with details."""
 
+import json
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -26,6 +28,19 @@ def show_lines(result: Lines, details: Lines = ()) -> None:
         console.print(_rows([(label, text)]) if label else text)
     if below:
         console.print(Panel(_rows(below), box=box.ROUNDED, title="details", title_align="left", style="dim"))
+
+
+def print_json(content: Any) -> int:
+    """Print one JSON object; the exit code 0. Infinities and NaN have to be null already."""
+    print(json.dumps(content, allow_nan=False))
+    return 0
+
+
+def cell(value: object, digits: int = 4) -> str:
+    """A value in a table: a dash for None, so many digits of a float."""
+    if value is None:
+        return "-"
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def page() -> Console:

@@ -1,13 +1,13 @@
 """`fedjax-dp plan`: the noise that meets a budget, in another system's own settings."""
 
 import dataclasses
-import json
 import pathlib
 from typing import Annotated
 
 from fedjax_dp import folders
 from fedjax_dp.options import about
 from fedjax_dp.tools.cli.options import PrintOptions, missing, parse
+from fedjax_dp.tools.cli.output import print_json
 from fedjax_dp.tools.deployments.description import read
 from fedjax_dp.tools.deployments.plan import FREE, plan
 
@@ -49,8 +49,8 @@ def plan_command(arguments: list[str]) -> int:
     if options.output is not None:
         folders.write_new("output", pathlib.Path(options.output), planned.to_toml())
     if options.json:
-        print(json.dumps(planned.to_dict(), allow_nan=False))
-    elif options.output is not None:
+        return print_json(planned.to_dict())
+    if options.output is not None:
         print(f"{planned.check.statement}\nwrote {options.output}")
     else:
         print(planned.to_toml(), end="")

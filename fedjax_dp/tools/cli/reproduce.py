@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from typing import Annotated, Any
 
 from rich import box
@@ -12,7 +11,7 @@ from fedjax_dp import folders
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.tools.cli.options import PrintOptions, parse
-from fedjax_dp.tools.cli.output import page
+from fedjax_dp.tools.cli.output import page, print_json
 from fedjax_dp.tools.papers.citations import CITATIONS
 
 DESCRIPTION = """Rerun tables and figures of papers: as published, by the paper's literal recipe, and with correct noise
@@ -49,8 +48,7 @@ def reproduce_command(arguments: list[str]) -> int:
     options = parse("reproduce", arguments, ReproduceOptions, DESCRIPTION)
     name = options.name
     if name is None:
-        _list(options.json)
-        return 0
+        return _list(options.json)
     from fedjax_dp.tools.papers.reproductions.reproduce import reproduce  # loads JAX
 
     how = {field: value for field, value in vars(options).items() if field not in ("name", "json")}
@@ -62,7 +60,7 @@ def reproduce_command(arguments: list[str]) -> int:
     return 0
 
 
-def _list(as_json: bool) -> None:
+def _list(as_json: bool) -> int:
     from fedjax_dp.tools.papers.reproductions.recipe import read_recipe, recipes
 
     known = [read_recipe(name) for name in recipes()]
@@ -71,8 +69,7 @@ def _list(as_json: bool) -> None:
             {"name": one.name, "source": one.source, "title": one.title, "panels": [p.key for p in one.panels]}
             for one in known
         ]
-        print(json.dumps(contents))
-        return
+        return print_json(contents)
     console = page()
     widest = max(len(one.name) for one in known)
     for paper, group in itertools.groupby(known, lambda one: one.name.partition("/")[0]):
@@ -87,6 +84,7 @@ def _list(as_json: bool) -> None:
         "name, what it shows, and its panels, of which --panels takes some\n"
         "fedjax-dp reproduce NAME --scale small runs one; --scale smoke shows in seconds that it works"
     )
+    return 0
 
 
 def _print(done: Any) -> None:

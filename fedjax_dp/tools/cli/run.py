@@ -1,7 +1,6 @@
 """`fedjax-dp run`."""
 
 import dataclasses
-import json
 import pathlib
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +16,7 @@ from fedjax_dp.options import about, of_class
 from fedjax_dp.tasks.measures import Measure, Measures, measures_of, target_of
 from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.options import Detail, DetailOptions, Switch, known_flags
-from fedjax_dp.tools.cli.output import INDENT, show_lines
+from fedjax_dp.tools.cli.output import INDENT, print_json, show_lines
 from fedjax_dp.tools.cli.run_options import USUAL, parse_configuration
 from fedjax_dp.tools.cli.tracking import TrackOptions, lost, trackers_of
 
@@ -106,7 +105,7 @@ def run_command(arguments: list[str]) -> int:
         else:
             result, where = configured.resume(pathlib.Path(options.resume), overrides, screen, callbacks)
         if options.json and distributed.is_first():
-            print(json.dumps(result, allow_nan=False))
+            print_json(result)
         elif distributed.is_first():
             _print_result(result, where, options, caption, trackers)
     return 0

@@ -1,7 +1,6 @@
 """`fedjax-dp sweep`."""
 
 import dataclasses
-import json
 import math
 import pathlib
 import re
@@ -28,7 +27,7 @@ from fedjax_dp.sweeps.settings import (
 from fedjax_dp.sweeps.winners import USUAL
 from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.options import PrintOptions, Switch, parse
-from fedjax_dp.tools.cli.output import columns, page, show_lines
+from fedjax_dp.tools.cli.output import columns, page, print_json, show_lines
 
 if TYPE_CHECKING:
     from fedjax_dp.sweeps.sweep import Sweep
@@ -113,8 +112,8 @@ def sweep_command(arguments: list[str]) -> int:
     keys = {name: value for name, value in written.items() if value is not None}
     result, out = run_file(path, options.out, Screen(quiet=options.quiet), keys, **how)
     if options.json:
-        print(json.dumps(_summary(result, out), allow_nan=False))
-    elif result.plan is not None:
+        return print_json(_summary(result, out))
+    if result.plan is not None:
         for line in result.plan.lines():
             page().print(line)
     else:
