@@ -95,9 +95,9 @@ def exact(value: Any) -> str:
     return short if float(short) == value else repr(value)
 
 
-def percent(value: float | None, digits: int = 1) -> str:
+def percent(value: float | None) -> str:
     """A fraction in percent."""
-    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.{digits}f}%"
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
 
 
 class Tiles(NamedTuple):

@@ -44,9 +44,8 @@ def cells_of(
     scale: RecipeScale,
     only: str = "*",
     choice: Mapping[str, Any] | None = None,
-    extra: Fields | None = None,
 ) -> list[Cell]:
-    """All cells of a scale, for panels that match `only`. `choice` is the result of a search; `extra` overrides all."""
+    """All cells of a scale, for panels that match `only`. `choice` is the result of a search."""
     cells = []
     for panel, line in pairs(recipe, scale, only):
         searched = line.options.get("chosen", False)
@@ -63,7 +62,6 @@ def cells_of(
                     | line.readings[reading]
                     | scale.fields
                     | value
-                    | (extra or {})
                 )
                 fields = {name: field for name, field in fields.items() if name not in line.options.get("without", ())}
                 cells.append(Cell(CellKey(panel.key, line.key, x), reading, _applicable_fields(fields)))
