@@ -3,8 +3,8 @@
 import io
 
 import pytest
-from helpers import CLASSES
 from rich.console import Console
+from sweep_points import point
 
 from fedjax_dp.sweeps.sweep import Sweep
 from fedjax_dp.tools import cli
@@ -64,26 +64,18 @@ def test_all_help_shows_every_option_and_breaks_between_words(columns, capsys, m
             assert all(o.flag in out for o in options_of_command(command).values() if not o.about.positional), command
 
 
-def point(index, delta):
-    guarantee = {"epsilon": 4.0, "delta": delta, "unit": "record", "adjacency": "replace-one", "view": "uploads"}
-    return {
-        "index": index,
-        "point": str(index),
-        "values": {"delta": delta, "seed": 0},
-        "status": "done",
-        "reason": "",
-        "task": CLASSES,
-        "history": [{"round": 1, "test_accuracy": 0.5}],
-        "guarantee": guarantee,
-    }
+def with_delta(delta):
+    record = point(0, {"delta": delta, "seed": 0}, (0.5,), epsilon=4.0)
+    record["guarantee"]["delta"] = delta
+    return record
 
 
 def test_a_sweep_tells_what_its_epsilons_are_about_below_the_table(capsys, tmp_path):
     about = "for one record of one client, replace-one neighbours, against a server that sees every upload"
-    alike = Sweep("x", ("delta",), (point(0, 0.01),), None)
+    alike = Sweep("x", ("delta",), (with_delta(0.01),), None)
     sweep._print(alike, tmp_path)
     assert f"proved    epsilon at delta 0.01 {about}\n" in capsys.readouterr().out
-    apart = Sweep("x", ("delta",), (point(0, 0.01), point(1, 0.001)), None)
+    apart = Sweep("x", ("delta",), (with_delta(0.01), with_delta(0.001)), None)
     sweep._print(apart, tmp_path)
     out = capsys.readouterr().out
     assert "4 (a)" in out

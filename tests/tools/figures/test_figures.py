@@ -13,14 +13,14 @@ from types import SimpleNamespace
 import matplotlib
 import numpy as np
 import pytest
-from helpers import CLASSES, MEASURES
+from helpers import MEASURES, refusal
 from matplotlib.figure import Figure
+from sweep_points import point
 
 from fedjax_dp import ConfigurationError, accounting
 from fedjax_dp.accounting.guarantee import Claim, Verdict
 from fedjax_dp.rounds.metrics import Evaluation
 from fedjax_dp.sweeps.sweep import Sweep
-from fedjax_dp.tasks import Classes, describe_task
 from fedjax_dp.tools import figures
 from fedjax_dp.tools.audits.hypothesis_test import Outcome
 from fedjax_dp.tools.audits.verdict import Audit
@@ -58,29 +58,15 @@ LATENCY = Latency(
     devices=2,
 )
 AXES = ("epsilon", "algorithm", "clip_norm")
-TASK = describe_task(Classes())
 
 
-def records(epsilons=(0.1, 1.0), algorithms=("dpnfl", "addpnfl", "cpfed"), seeds=2, rounds=12):
+def records(epsilons=(0.1, 1.0), algorithms=("dpnfl", "addpnfl", "cpfed"), seeds=2):
     """Points of a sweep whose algorithms find the very same."""
     found = []
     for epsilon, algorithm, norm, seed in itertools.product(epsilons, algorithms, (0.1, 1.0), range(seeds)):
         values = {"epsilon": epsilon, "algorithm": algorithm, "clip_norm": norm, "seed": seed}
-        history = [
-            Evaluation(at, {"accuracy": epsilon**0.1 * at / 20 + seed / 100 - norm / 100}, 1.0).row()
-            for at in range(1, rounds)
-        ]
-        found.append(
-            {
-                "index": len(found),
-                "values": values,
-                "status": "done",
-                "reason": "",
-                "task": CLASSES,
-                "history": history,
-                "guarantee": {"epsilon": epsilon, "delta": 1e-3, "unit": "record", "adjacency": "replace-one"},
-            }
-        )
+        accuracies = [epsilon**0.1 * at / 20 + seed / 100 - norm / 100 for at in range(1, 12)]
+        found.append(point(len(found), values, accuracies, epsilon=epsilon))
     return found
 
 
@@ -336,10 +322,7 @@ def test_no_bar_lies_on_an_axis_without_a_zero(scale):
     ],
 )
 def test_looks_that_are_none_end_in_one_line(look, told):
-    with pytest.raises(ConfigurationError) as refused:
-        latency_plots.plot_latency(LATENCY, "x", **look)
-    assert told in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert told in refusal(latency_plots.plot_latency, LATENCY, "x", **look)
 
 
 def test_axes_of_several_figures_and_a_size_without_room_are_refused():
@@ -382,9 +365,7 @@ def test_words_of_flags_are_the_same_look():
         (PlotOption(plot="a.png", style="ggplt"), "did you mean ggplot?"),
         (PlotOption(size="6x4"), "size must be left out without --plot, got 6x4; add --plot FILE, or drop it"),
     ]:
-        with pytest.raises(ConfigurationError) as refused:
-            picture_of(wrong)
-        assert told in str(refused.value)
+        assert told in refusal(picture_of, wrong)
 
 
 def flawless(outcome):

@@ -28,20 +28,8 @@ ALONE = [  # no sandbox, as tests may run as root; nothing of the browser's own 
 def run_folder(tmp_path_factory):
     """A private run with parts of the test set for each client."""
     folder = tmp_path_factory.mktemp("runs") / "mine"
-    words = [
-        "--rounds",
-        "6",
-        "--local-steps",
-        "2",
-        "--evaluate-every",
-        "2",
-        "--holdout",
-        "0.2",
-        "--train-metrics",
-        "true",
-        "--quiet",
-    ]
-    assert cli.main(["run", *words, "--out", str(folder)]) == 0
+    words = "--rounds 6 --local-steps 2 --evaluate-every 2 --holdout 0.2 --train-metrics true --quiet"
+    assert cli.main(["run", *words.split(), "--out", str(folder)]) == 0
     return folder
 
 

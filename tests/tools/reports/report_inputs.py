@@ -4,7 +4,7 @@ import itertools
 import json
 
 import numpy as np
-from helpers import CLASSES
+from sweep_points import point
 
 HOSTILE = "</script><img src=x onerror=document.title='broken'>&amp;\u2028'\"${1}"
 
@@ -22,45 +22,16 @@ def write_sweep(folder, axes, clip_norms=(0.5, 2.0), lost=(7, 31)):
     lines = []
     for index, (setting, seed) in enumerate(itertools.product(settings, range(5))):
         values = dict(zip(axes, setting)) | {"seed": seed}
-        epsilon = values["epsilon"]
-        goal = 0.3 + 0.12 * np.log(epsilon) + 0.02 * random.normal() + 0.05 * (setting[0] == settings[0][0])
-        history = [
-            {
-                "round": at,
-                "test_accuracy": float(goal * at / (at + 1)),
-                "test_loss": float(2 - goal),
-                "train_loss": None,
-            }
-            for at in (2, 4, 6)
-        ]
-        done = index not in lost
-        guarantee = {
-            "epsilon": 0.999 * epsilon,
-            "delta": 1e-3,
-            "unit": "record",
-            "adjacency": "replace-one",
-            "view": "uploads",
-            "accountant": "rdp",
-            "epsilon_min": 0.999 * epsilon,
-            "epsilon_median": 0.999 * epsilon,
-            "epsilon_max": 0.999 * epsilon,
-            "statement": f"epsilon {epsilon:g} at delta 0.001.",
-            "assumptions": ["made up"],
-            "warnings": [],
-            "claims": [],
-        }
-        record = {
-            "point": f"p{index}",
-            "index": index,
-            "values": values,
-            "config": {**values, "rounds": 6},
-            "status": "done" if done else "diverged",
-            "reason": None if done else "loss must be finite",
-            "task": CLASSES,
-            "history": history if done else history[:1],
-            "guarantee": guarantee,
-            "seconds": 0.5,
-        }
+        goal = 0.3 + 0.12 * np.log(values["epsilon"]) + 0.02 * random.normal() + 0.05 * (setting[0] == settings[0][0])
+        accuracies = [float(goal * at / (at + 1)) for at in (2, 4, 6)]
+        ended = ("diverged", "loss must be finite") if index in lost else ("done", None)
+        accuracies = accuracies[:1] if index in lost else accuracies
+        record = point(
+            index, values, accuracies, ended[0], 0.999 * values["epsilon"], ended[1], {**values, "rounds": 6}
+        )
+        promise = record["guarantee"]
+        promise |= {f"epsilon_{which}": promise["epsilon"] for which in ("min", "median", "max")}
+        promise |= {"accountant": "rdp", "assumptions": ["made up"], "warnings": [], "claims": []}
         lines.append(json.dumps(record))
     (folder / "points.jsonl").write_text("\n".join(lines) + "\n")
     (folder / "selection.json").write_text(json.dumps({"short": "choosing costs", "statement": "choosing costs much"}))
