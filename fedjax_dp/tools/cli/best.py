@@ -73,8 +73,12 @@ def best_command(arguments: list[str]) -> int:
         return print_json(finite(content))
     lines = _lines(best, len(records), about.get("points"), statement, _units(records), measure)
     if not is_configuration(best.config):
+        where = (
+            "this sweep was made in Python, so it has no configuration for fedjax-dp run; "
+            f"fdp.open_sweep({str(folder)!r}).best().values has the values of its axes"
+        )
         console = page()
-        for line in [*lines, _where_values_are(folder)]:
+        for line in [*lines, where]:
             console.print(line)
         return 0
     print(_toml(best, folder), end="")
@@ -118,14 +122,6 @@ def _toml(best: Best, folder: pathlib.Path) -> str:
     for name in best.config:
         errors.require_choice(f"{folder}: a field of a configuration", name, known)
     return folders.toml(best.config | {"out": None})
-
-
-def _where_values_are(folder: pathlib.Path) -> str:
-    """Instead of a configuration, for a sweep whose algorithm and data are Python values."""
-    return (
-        "this sweep was made in Python, so it has no configuration for fedjax-dp run; "
-        f"fdp.open_sweep({str(folder)!r}).best().values has the values of its axes"
-    )
 
 
 def _lines(

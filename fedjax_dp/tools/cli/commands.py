@@ -44,11 +44,6 @@ def command_of(name: str) -> Callable[[list[str]], int]:
     return _in_module(name, f"{name}_command")
 
 
-def options_class(name: str) -> type[Any]:
-    """The dataclass of a command's own options."""
-    return _in_module(name, f"{name.capitalize()}Options")
-
-
 def _in_module(name: str, what: str) -> Any:
     return getattr(importlib.import_module(f"fedjax_dp.tools.cli.{'account' if name == 'calibrate' else name}"), what)
 
@@ -59,7 +54,8 @@ def options_of_command(name: str) -> "Options":
     from fedjax_dp.options import of_class
     from fedjax_dp.tools.cli.run_options import FILE
 
-    return (FILE | options_of() if name in CONFIGURED else {}) | of_class(options_class(name))
+    own = of_class(_in_module(name, f"{name.capitalize()}Options"))
+    return (FILE | options_of() if name in CONFIGURED else {}) | own
 
 
 def install_completion(arguments: list[str]) -> int:

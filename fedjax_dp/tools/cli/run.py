@@ -126,7 +126,11 @@ def _print_result(
     guarantee, timing, traffic = result["guarantee"], result["timing"], result["traffic"]
     measures = measures_of(result["task"])
     main = measures.main
-    reached = "" if main.name == "test_loss" else f"{_plainly(main)} {_four(result[main.name])}{_baseline(result)}, "
+    reached, baseline = "", result.get("baseline")  # which older folders lack
+    if main.name != "test_loss":
+        score = "not known" if result[main.name] is None else f"{result[main.name]:.4f}"
+        same = "" if baseline is None else f" ({baseline['answer']}: {baseline['value']:.4f})"
+        reached = f"{_plainly(main)} {score}{same}, "
     name = with_mark(f"{result['algorithm']} on {result['dataset']}", mark_of(guarantee))
     last, place = result["history"][-1], folders.quote_path(where)
     shared = f"test {reached}loss {result['test_loss']:.4f}"
@@ -245,10 +249,6 @@ def _plainly(measure: Measure) -> str:
     return measure.words.removeprefix("test ")
 
 
-def _four(number: float | None) -> str:
-    return "not known" if number is None else f"{number:.4f}"
-
-
 def _others(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:
     """The task's other metrics, and what its records are where that is not plain."""
     others = [one for name, one in measures.tested.items() if name not in (measures.main.name, "test_loss")]
@@ -257,12 +257,6 @@ def _others(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]
     if result["task"]["name"] == "sequence":
         lines.append(("record", "one stored row, here one sequence; a text cut into several is several records"))
     return lines
-
-
-def _baseline(result: dict[str, Any]) -> str:
-    """What the same answer for every record reaches."""
-    baseline = result.get("baseline")  # older folders have none
-    return "" if baseline is None else f" ({baseline['answer']}: {baseline['value']:.4f})"
 
 
 def _target(result: dict[str, Any], measures: Measures) -> list[tuple[str, str]]:

@@ -161,15 +161,11 @@ def _page_of(page: FirstPage, algorithm: str, taken: Options, common: Options) -
     """The first page of a command for an algorithm: what it is, and the options that few others have."""
     entry = entry_of(algorithm)
     first = ((entry.constructor.__doc__ or "").strip() or "an algorithm without a docstring").splitlines()[0]
-    source = re.sub(rf"\b({'|'.join(CITATIONS)})\b", _citation, entry.source or "unknown")
+    cited = rf"\b({'|'.join(CITATIONS)})\b"
+    source = re.sub(cited, lambda name: f"{name[0]} ({CITATIONS[name[0]].short})", entry.source or "unknown")
     own = {name: metavar_of(one) for name, one in taken.items() if one.kinds and name not in common}
     usual = own | {name: example for name, example in page.usual.items() if name != "algorithm"}
     return dataclasses.replace(page, examples={}, notes=f"{algorithm}: {first}\n\nSource: {source}", usual=usual)
-
-
-def _citation(match: re.Match[str]) -> str:
-    """A paper by its short name, and by its authors and year."""
-    return f"{match[0]} ({CITATIONS[match[0]].short})"
 
 
 def _with_default(option: Option, values: Mapping[str, Any]) -> Option:

@@ -27,7 +27,7 @@ from fedjax_dp.sweeps.settings import (
 from fedjax_dp.sweeps.winners import USUAL
 from fedjax_dp.tools.cli.help import FirstPage
 from fedjax_dp.tools.cli.options import PrintOptions, Switch, parse
-from fedjax_dp.tools.cli.output import columns, page, print_json, show_lines
+from fedjax_dp.tools.cli.output import cell, columns, page, print_json, show_lines
 
 if TYPE_CHECKING:
     from fedjax_dp.sweeps.sweep import Sweep
@@ -162,7 +162,7 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
     scores = sorted(known, key=lambda pair: -main.better * pair[0].mean)[:SHOWN]
     kinds = list(dict.fromkeys(whose for _, setting in scores if (whose := _epsilon_subject(setting))))
     names = {whose: f" ({chr(ord('a') + at)})" if len(kinds) > 1 else "" for at, whose in enumerate(kinds)}
-    cells = {axis: [_value_text(setting.values[axis]) for _, setting in scores] for axis in result.axes} | {
+    cells = {axis: [cell(setting.values[axis], 6) for _, setting in scores] for axis in result.axes} | {
         main.words: [f"{score.mean:.4f}" for score, _ in scores],
         "proved": [_epsilon_text(setting) + names.get(_epsilon_subject(setting), "") for _, setting in scores],
         "95% interval": [bounds(main, score.low, score.high) or "-" for score, _ in scores],
@@ -211,7 +211,3 @@ def _epsilon_subject(setting: Setting) -> str:
         return ""
     whom = f"one {Unit(guarantee['unit'])}, {guarantee['adjacency']} neighbours"
     return with_mark(f"delta {guarantee['delta']:g} for {whom}, against {View(guarantee['view'])}", mark_of(guarantee))
-
-
-def _value_text(value: Any) -> str:
-    return "-" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

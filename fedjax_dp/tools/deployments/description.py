@@ -516,14 +516,9 @@ def read(path: str | os.PathLike[str], *, free: Collection[str] = ()) -> Deploym
         facts = values.get(group)
         if isinstance(facts, dict) and next(names_of(BLANK, {fact: facts.get(fact)}), None):
             del facts[fact]
-    require_filled(values)
-    return Deployment.from_dict(values)
-
-
-def require_filled(values: Mapping[str, Any]) -> None:
-    """Refuse the blanks of a template, all at once."""
     if blanks := list(names_of(BLANK, values)):
         raise errors.refuse(", ".join(blanks), "blanks", "filled in", f'replace "{BLANK}"')
+    return Deployment.from_dict(values)
 
 
 def names_of(word: str, values: Mapping[str, Any], where: str = "") -> Iterator[str]:

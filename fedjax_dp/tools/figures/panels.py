@@ -100,7 +100,9 @@ def privacy(panel: Any, settings: Sequence[Setting], metric: Measure, by: str | 
         private = [setting for setting in line.settings if math.isfinite(setting.epsilon)]
         if budgets and private:
             aside = math.exp(wide * _aside(among.index(line.rank), len(among), kind))
-            placed = [(place[id(first)] * aside, best) for first, best in _at_budgets(private, metric)]
+            groups = group_by_value(private, "epsilon").values()
+            bests = [(group[0], pick_or_stopped(group, metric)) for group in groups]
+            placed = [(place[id(best or first)] * aside, best) for first, best in bests]
             intervals(panel, placed, metric, line)
         elif private:
             dots = [(place[id(setting)], None if setting.failures else setting) for setting in private]
@@ -137,12 +139,6 @@ def _epsilon_ticks(panel: Any, epsilons: Sequence[float], budgets: Sequence[floa
         panel.xaxis.set_ticks(sorted({min(epsilons), max(epsilons)}))
     if 0 < min(epsilons) == max(epsilons):
         panel.set_xlim(epsilons[0] / math.sqrt(ALONE), epsilons[0] * math.sqrt(ALONE))
-
-
-def _at_budgets(settings: Sequence[Setting], metric: Measure) -> list[tuple[Setting, Setting | None]]:
-    """The setting at whose proved epsilon each budget stands, and its best one; None where every setting failed."""
-    bests = [(group[0], pick_or_stopped(group, metric)) for group in group_by_value(settings, "epsilon").values()]
-    return [(best or first, best) for first, best in bests]
 
 
 def frontier(settings: Sequence[Setting], metric: Measure) -> list[Setting]:
@@ -219,7 +215,8 @@ def _cells(
             why = "failed" if failed else f"stopped\nat {last}" if last else "not known"
             _hatch_cell(panel, row, column, why, styles.FAILED if failed else "0.3")
             continue
-        color = "white" if styles.is_dark(colors.to_rgba(means[row, column])) else "black"
+        brightness = np.dot(colors.to_rgba(means[row, column])[:3], [0.299, 0.587, 0.114])
+        color = "white" if brightness < 0.55 else "black"
         panel.annotate(
             scales.short(means[row, column], metric),
             (column + 0.5, row + 0.5),

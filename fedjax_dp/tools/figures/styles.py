@@ -75,8 +75,3 @@ def colour_range(numbers: np.ndarray, better: int) -> Normalize:
 def colour_map(better: int) -> Any:
     """The colour map of a metric; better is brighter."""
     return MAP.reversed() if better < 0 else MAP
-
-
-def is_dark(color: np.ndarray) -> bool:
-    """Whether text on this RGB colour should be white."""
-    return float(np.dot(color[:3], [0.299, 0.587, 0.114])) < 0.55

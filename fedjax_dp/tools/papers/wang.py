@@ -45,7 +45,8 @@ def _moments(rate: float, noise: float, top: int) -> np.ndarray:
     plain = (orders - 1) * orders * rho
     if rate == 1:
         return plain
-    second = min(math.log(4) + _log_expm1(2 * rho), math.log(2) + 2 * rho)
+    log_expm1 = 2 * rho + math.log(-math.expm1(-2 * rho))  # of 2 rho
+    second = min(math.log(4) + log_expm1, math.log(2) + 2 * rho)
     powers = orders[1:]
     later = math.log(2) + powers * (powers - 1) * rho  # Theorem 9
     if noise >= LEAST_RESOLVED:  # Theorem 27, which is tighter unless noise is tiny
@@ -67,10 +68,6 @@ def _log_binomials(top: int) -> np.ndarray:
     a, j = np.arange(2, top + 1)[:, None], np.arange(2, top + 1)
     inside = np.where(j <= a, j, 0)
     return np.where(j <= a, gammaln(a + 1) - gammaln(inside + 1) - gammaln(a - inside + 1), -np.inf)
-
-
-def _log_expm1(x: float) -> float:
-    return x + math.log(-math.expm1(-x))
 
 
 WANG_RDP = Accountant("rdp-wang", "Renyi DP of Wang et al. 2019 for fixed-size batches", price, 1e-6)
