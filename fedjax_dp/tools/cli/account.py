@@ -246,7 +246,6 @@ def _between(answers: list[compare.Answer], least: compare.Answer) -> list[str]:
 
 
 def calibrate_command(arguments: list[str]) -> int:
-    """Noise multiplier by every accountant."""
     options = parse("calibrate", arguments, CalibrateOptions, CALIBRATE)
     look = picture_of(options)
     require_budget("epsilon", options.epsilon, "it is the budget in nats")

@@ -219,7 +219,6 @@ def _own_statement(result: "Audit", promise: Guarantee, terms: PrivacyTerms) -> 
 
 
 def _runs(result: "Audit") -> str:
-    """How many runs say so."""
     if isinstance(result.outcome, Outcome):
         return f"{result.outcome.evidence} counted, {result.outcome.pilot:,} more used to choose the attack"
     return result.outcome.evidence
@@ -242,7 +241,6 @@ def _attack(result: "Audit", options: AuditOptions) -> str:
 
 
 def _errors(result: "Audit") -> list[tuple[str, str]]:
-    """How often the attack erred."""
     if not isinstance(result.outcome, Outcome):
         return []
     bounds = result.outcome.bounds

@@ -50,7 +50,6 @@ class BenchOptions(PrintOptions, PlotOption):
 
 
 def bench_command(arguments: list[str]) -> int:
-    """Measure and print."""
     overrides, options, _, _ = parse_configuration("bench", arguments, PAGE, BenchOptions)
     look = picture_of(options)
     errors.require_count("turns", options.turns)
@@ -90,7 +89,6 @@ def bench_command(arguments: list[str]) -> int:
 
 
 def to_dict(result: "Latency", config: RunSpec) -> dict[str, Any]:
-    """The JSON object of a measurement."""
     from fedjax_dp.experiments import environment
 
     return result._asdict() | {

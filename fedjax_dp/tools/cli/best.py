@@ -53,7 +53,6 @@ class BestOptions(PrintOptions):
 
 
 def best_command(arguments: list[str]) -> int:
-    """Print the best configuration and its results."""
     options = parse("best", arguments, BestOptions, DESCRIPTION)
     folder = named_or_latest("sweep", options.sweep, "the folder of a sweep", "fedjax-dp best sweeps/mine", SWEEPS)
     about, records = read_records(folder)

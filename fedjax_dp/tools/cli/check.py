@@ -46,7 +46,6 @@ class CheckOptions(PrintOptions):
 
 
 def check_command(arguments: list[str]) -> int:
-    """Judge a deployment, or write a template of one."""
     options = parse("check", arguments, CheckOptions, DESCRIPTION)
     if options.template is not None:
         return _write_template(options)

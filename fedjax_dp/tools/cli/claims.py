@@ -22,7 +22,6 @@ OF = ("papers", "systems")
 
 
 def claims_command(arguments: list[str]) -> int:
-    """The papers' claims with their verdicts."""
     options = parse(
         "claims",
         arguments,

@@ -49,7 +49,6 @@ class CompareOptions(PrintOptions, LookOptions):
 
 
 def compare_command(arguments: list[str]) -> int:
-    """Print the comparison, and draw it."""
     options = parse("compare", arguments, CompareOptions, DESCRIPTION)
     look, picture = look_of(options), None if options.out is None else pathlib.Path(options.out)
     if picture is not None:

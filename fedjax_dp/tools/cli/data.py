@@ -55,7 +55,6 @@ class DataOptions(PrintOptions, PlotOption, PopulationConfig):
 
 
 def data_command(arguments: list[str]) -> int:
-    """Print the sizes and labels of a partition, and draw them."""
     converts = arguments[:1] == ["convert"]
     arguments = arguments[converts:]
     named = known_flags(arguments, of_class(DataOptions))[0].get("named", "digits")

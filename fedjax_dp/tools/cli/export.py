@@ -35,7 +35,6 @@ class ExportOptions:
 
 
 def export_command(arguments: list[str]) -> int:
-    """Export a run's parameters, and say where they are."""
     options = parse("export", arguments, ExportOptions, DESCRIPTION)
     if options.folder is None or options.file is None:
         got = " ".join(arguments) or "nothing"

@@ -75,7 +75,6 @@ class NewOptions:
 
 
 def new_command(arguments: list[str]) -> int:
-    """Write the file, and say what to do with it."""
     options = parse("new", arguments, NewOptions, DESCRIPTION)
     if options.kind is None:
         raise errors.refuse("new", "nothing", "followed by run, sweep or csv", "fedjax-dp new run")

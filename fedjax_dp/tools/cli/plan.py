@@ -38,7 +38,6 @@ class PlanOptions(PrintOptions):
 
 
 def plan_command(arguments: list[str]) -> int:
-    """Print the plan, or write it."""
     options = parse("plan", arguments, PlanOptions, DESCRIPTION)
     if options.deployment is None:
         raise missing("deployment")

@@ -47,7 +47,6 @@ class PlotOptions(LookOptions):
 
 
 def plot_command(arguments: list[str]) -> int:
-    """Write the pictures."""
     options = parse("plot", arguments, PlotOptions, DESCRIPTION)
     look = look_of(options)
     wanted = "the folder of a sweep or of a run"
@@ -76,7 +75,6 @@ def plot_command(arguments: list[str]) -> int:
 
 
 def _plot_run(folder: pathlib.Path, options: PlotOptions, look: "Look") -> int:
-    """Write the picture of a run."""
     for name, usual in (("kind", "all"), *((name, None) for name in ("x", "y", "by", "metric"))):
         if getattr(options, name) != usual:
             raise errors.refuse(name, getattr(options, name), "left out for a run", f"drop --{name}")
@@ -95,7 +93,6 @@ def _plot_run(folder: pathlib.Path, options: PlotOptions, look: "Look") -> int:
 
 
 def _paths(out: str | None, usual: pathlib.Path, names: list[str]) -> list[pathlib.Path]:
-    """The files of the pictures."""
     path = usual if out is None else pathlib.Path(out)
     if path.suffix in errors.PICTURES:
         if len(names) > 1:

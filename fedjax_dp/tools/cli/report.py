@@ -36,7 +36,6 @@ class ReportOptions:
 
 
 def report_command(arguments: list[str]) -> int:
-    """Write a report."""
     options = parse("report", arguments, ReportOptions, DESCRIPTION)
     wanted = "followed by a run, a sweep, an audit or a reproduction"
     kinds = [RUNS] if options.statement else [RUNS, SWEEPS]

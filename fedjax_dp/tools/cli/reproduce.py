@@ -44,7 +44,6 @@ class ReproduceOptions(PrintOptions):
 
 
 def reproduce_command(arguments: list[str]) -> int:
-    """List the recipes, or run one."""
     options = parse("reproduce", arguments, ReproduceOptions, DESCRIPTION)
     name = options.name
     if name is None:

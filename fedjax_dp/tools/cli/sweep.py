@@ -98,7 +98,6 @@ class SweepOptions(PrintOptions):
 
 
 def sweep_command(arguments: list[str]) -> int:
-    """Run or continue a sweep, and print its best settings."""
     if any(word.partition("=")[0] == "--coordinator" for word in arguments):
         remedy = "a sweep goes to several machines by points: start a Ray cluster and give --ray ADDRESS"
         raise errors.refuse("--coordinator", "it with a sweep", "left to fedjax-dp run", remedy)

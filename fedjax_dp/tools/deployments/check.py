@@ -37,7 +37,6 @@ REMEDIES = 3  # shown
 
 
 def in_words(epsilon: float | None) -> str:
-    """An epsilon in words."""
     if epsilon is None or math.isinf(epsilon):
         return "none"
     return f"above {MOST_DIGITS:g}" if epsilon > MOST_DIGITS else f"{epsilon:.3g}"

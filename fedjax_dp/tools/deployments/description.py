@@ -490,7 +490,6 @@ class Deployment(Facts):
 
     @property
     def protected_unit(self) -> Unit:
-        """The unit of privacy."""
         return Unit(self.unit)
 
     @property

@@ -303,7 +303,6 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
 def _findings_of_row(
     kind: Kind, row: Row, shown: Values, spread: dict[str, set[float]], deployment: Deployment
 ) -> Iterator[Finding]:
-    """The findings in a row."""
     values = kind.values
     bound = values.get("clip", deployment.clip.bound)
     most = math.inf if bound is None else max(as_tuple(bound))

@@ -451,7 +451,6 @@ def _laplace_cost(deployment: Deployment, count: int) -> Cost:
 
 
 def assumptions_of(deployment: Deployment, drawn: Draw) -> list[str]:
-    """The assumptions of the numbers."""
     lines = ["the description is complete and correct", drawn.words]
     if deployment.unit == "client":
         lines.append("all clipping is as described: a client that does not clip is not bounded")

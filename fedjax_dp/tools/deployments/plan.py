@@ -49,7 +49,6 @@ class Plan:
         return head + (folders.toml(self.settings) if self.system else self.deployment.to_toml())
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "noise_multipliers": list(self.multipliers),
             "noise_std": self.deployment.noise.to_dict()["std"],

@@ -35,8 +35,6 @@ class Effect(enum.Enum):
 
 
 class Finding(NamedTuple):
-    """A finding of a rule."""
-
     code: str
     words: str
     effect: Effect

@@ -49,7 +49,6 @@ class SystemRow:
         return "-" if self.check is None else in_words(None if whole is None else whole.epsilon)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {
             "id": self.id,
             "source": self.source.to_dict(),

@@ -58,7 +58,6 @@ def plot_audit(audit: Any, path: str | os.PathLike[str] | None = None, **look: U
 
 
 def _short(audit: Any) -> str:
-    """The verdict as a title."""
     what = f"epsilon {audit.tested_epsilon:.4g} {'stated' if audit.claim is None else 'claimed'}"
     if audit.violated and not audit.proved:
         return f"VIOLATED by inspection of the parts; the attack alone proves {audit.lower:.4g} of {what}"

@@ -153,12 +153,10 @@ def epsilon_label(settings: Sequence[Setting]) -> str:
 
 
 def all_points(settings: Sequence[Setting]) -> list[Record]:
-    """The points of all settings."""
     return [point for setting in settings for point in setting.points]
 
 
 def with_both(settings: Sequence[Setting], x: str, y: str) -> list[Setting]:
-    """The settings with a value for both axes."""
     return [setting for setting in settings if None not in (setting.values[x], setting.values[y])]
 
 

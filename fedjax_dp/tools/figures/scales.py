@@ -136,7 +136,6 @@ class Line(NamedTuple):
 
     @property
     def look(self) -> dict[str, Any]:
-        """Colour, marker, dashes and width."""
         return {"color": self.color, **styles.line_look(self.rank, self.of)}
 
 

@@ -36,7 +36,6 @@ class Paper:
         return f"{', '.join(self.authors)}: {self.title}." + (f" {place}." if place else "")
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return dataclasses.asdict(self) | {"short": self.short, "citation": str(self)}
 
 

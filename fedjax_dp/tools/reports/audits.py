@@ -24,7 +24,6 @@ KEYS = frozenset({"violated", "verdict", "epsilon_stated", "epsilon_lower", "gua
 
 
 def of_content(content: Mapping[str, Any]) -> Report:
-    """The report of an audit."""
     config = content.get("config") or {}
     data: dict[str, Rows] = {"epsilons": tables.epsilons(content)}
     blocks: list[Block] = [_figure(data["epsilons"])]

@@ -96,7 +96,6 @@ def exact(value: Any) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction in percent."""
     return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
 
 

@@ -48,7 +48,6 @@ def of_folder(path: pathlib.Path) -> Report:
 
 
 def of_content(content: Mapping[str, Any]) -> Report:
-    """The report of a `table.json`."""
     known = content["recipe"] in recipes()  # by this version
     titles = read_recipe(content["recipe"]).titles if known else {}
     values, curves = _values(content, titles), _curves(content, titles)

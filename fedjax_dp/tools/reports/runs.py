@@ -19,7 +19,6 @@ COMING = "datum.state === 'to come'"
 
 
 def of_folder(path: pathlib.Path) -> Report:
-    """The report of a run folder."""
     from fedjax_dp.experiments import run_folder  # loads JAX
 
     manifest = run_folder.RUN_FOLDER.read(path)
@@ -149,7 +148,6 @@ def _curves(
     measures: Measures,
     budget: float | None,
 ) -> Section:
-    """All curves by round."""
     main, loss = measures.main, measures["test_loss"]
     words = main.words.removeprefix("test ")
     blocks: list[Block] = [
@@ -364,7 +362,6 @@ def _client_metrics(history: Rows, measures: Measures) -> list[Block]:
 
 
 def _cost(result: Mapping[str, Any]) -> Section:
-    """Time and traffic of a finished run."""
     timing, traffic = result.get("timing"), result.get("traffic")
     if not timing or not traffic:
         return Section("Time and traffic", [Prose(["Time and traffic are known once the run is finished."], "Missing")])

@@ -62,7 +62,6 @@ FILTERED = 40  # values of an axis that have boxes
 
 
 def of_folder(path: pathlib.Path) -> Report:
-    """The report of a sweep's folder."""
     about, records = read_records(path)
     axes, planned = [str(name) for name in about["axes"]], about.get("points", len(records))
     settings, main = settings_of(records, axes), measures_of_records(records).main

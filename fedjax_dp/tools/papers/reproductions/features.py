@@ -73,7 +73,6 @@ def _one_more(algorithm: Algorithm, run: PlannedRun, state: Any) -> Any:
 
 
 def save(cloud: Cloud, path: pathlib.Path) -> None:
-    """Write a cloud atomically."""
     with folders.draft_file(path) as draft, draft.open("wb") as file:
         np.savez(file, **cloud._asdict())
 

@@ -217,7 +217,6 @@ def _of_the_schedule(cells: Sequence[Cell], seeds: Sequence[int], planned: Plann
 
 
 def _bytes(cells: Sequence[Cell], planned: Planned) -> dict[Reading, float]:
-    """BYTES of every cell."""
     numbers = {}
     for cell in cells:
         run = planned(cell, 0)
@@ -244,7 +243,6 @@ def _clouds(cells: Sequence[Cell], folder: pathlib.Path, planned: Planned, scree
 
 
 def _notes(recipe: Recipe, scale: RecipeScale, seeds: Sequence[int], rows: Sequence[ResultRow]) -> list[str]:
-    """Notes for readers of the table."""
     notes = []
     changes = dict(recipe.changes(scale))
     if scale.name != "full":
