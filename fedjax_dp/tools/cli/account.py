@@ -1,7 +1,8 @@
 """`fedjax-dp account` and `calibrate`: accounting without running anything."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
@@ -203,26 +204,23 @@ def account_command(arguments: list[str]) -> int:
     errors.require_positive("noise_multiplier", options.noise_multiplier, "without noise epsilon is infinite")
     event = _event(options, options.noise_multiplier)
     answers, least = compare.compare_epsilons(event, options.delta), compare.lower_bound(event, options.delta)
+    noise = options.noise_multiplier
+    head = f"noise multiplier {noise:g}"
     if options.plot:
-        _plot_account(options, look)
-    warnings = _warnings(options)
+        axis, counts = _curve_points(options)
+        varied = functools.partial(dataclasses.replace, options)
+        _plot(options, look, axis, lambda at: _event(varied(**{axis: at}), noise), counts, head)
     attack = _attack(event, options.delta, answers) if options.plain else None
-    means = [] if attack is None else attack.in_words(Unit(options.unit), Adjacency(options.adjacency))
-    if options.json:
-        content = {
-            "inputs": _inputs(options),
-            "statement": _statement(options),
-            "attack": None if attack is None else attack.to_dict(Unit(options.unit), Adjacency(options.adjacency)),
-            "guarantees": [answer.to_dict("epsilon") for answer in answers],
-            "lower_bound": least.to_dict("epsilon"),
-            "warnings": warnings,
-        }
-        return print_json(content)
-    header = f"noise multiplier {options.noise_multiplier:g}, {_statement(options)}"
-    notes = [*([] if options.quiet else _between(answers, least)), *(f"warning: {line}" for line in warnings)]
-    notes += [f"{'       ' if at else 'means: '}{line}" for at, line in enumerate(means)]
-    _print_answers(header, "epsilon", [*answers, least], notes, options.quiet)
-    return 0
+    whose = Unit(options.unit), Adjacency(options.adjacency)
+    content = {
+        "attack": None if attack is None else attack.to_dict(*whose),
+        "guarantees": [answer.to_dict("epsilon") for answer in answers],
+        "lower_bound": least.to_dict("epsilon"),
+    }
+    means = [] if attack is None else attack.in_words(*whose)
+    means = [f"{'       ' if at else 'means: '}{line}" for at, line in enumerate(means)]
+    known = [] if options.quiet else _between(answers, least)
+    return _print_answers(options, head, "epsilon", [*answers, least], content, known, means)
 
 
 def _attack(event: Event, delta: float, answers: list[compare.Answer]) -> AttackBounds | None:
@@ -256,19 +254,12 @@ def calibrate_command(arguments: list[str]) -> int:
     if all(answer.number is None for answer in answers):
         raise errors.refuse("the budget", f"epsilon {options.epsilon:g}", "reachable", str(answers[0].reason))
     if options.plot:
-        _plot_calibrate(options, [answer.number for answer in answers if answer.number], look)
-    warnings = _warnings(options)
-    if options.json:
-        content = {
-            "inputs": _inputs(options),
-            "statement": _statement(options),
-            "noise_multipliers": [answer.to_dict("noise_multiplier") for answer in answers],
-            "warnings": warnings,
-        }
-        return print_json(content)
-    header = f"for epsilon {options.epsilon:g}, {_statement(options)}"
-    _print_answers(header, "noise multiplier", answers, [f"warning: {line}" for line in warnings], options.quiet)
-    return 0
+        noises = [answer.number for answer in answers if answer.number]
+        points = np.geomspace(min(noises) / 2, max(noises) * 2, 24).tolist()
+        event, head = functools.partial(_event, options), f"{options.steps} steps"
+        _plot(options, look, "noise multiplier", event, points, head, options.epsilon)
+    content = {"noise_multipliers": [answer.to_dict("noise_multiplier") for answer in answers]}
+    return _print_answers(options, f"for epsilon {options.epsilon:g}", "noise multiplier", answers, content)
 
 
 def _compare_correlations(options: CalibrateOptions) -> int:
@@ -438,28 +429,38 @@ def _statement(options: ReleaseOptions) -> str:
     )
 
 
-def _warnings(options: ReleaseOptions) -> list[str]:
-    if options.records is None:
-        return []
-    return list(guarantee.delta_warnings(options.delta, [options.records], Unit(options.unit)))
-
-
-def _print_answers(header: str, what: str, answers: list[compare.Answer], notes: list[str], quiet: bool) -> None:
+def _print_answers(
+    options: ReleaseOptions,
+    head: str,
+    what: str,
+    answers: list[compare.Answer],
+    content: dict[str, Any],
+    before: Sequence[str] = (),
+    after: Sequence[str] = (),
+) -> int:
+    """Print the answers as a table, with notes before and after the warnings; or `content` as JSON."""
+    warnings: Sequence[str] = ()
+    if options.records is not None:
+        warnings = guarantee.delta_warnings(options.delta, [options.records], Unit(options.unit))
+    if options.json:
+        inputs, statement = _inputs(options), _statement(options)
+        return print_json({"inputs": inputs, "statement": statement, **content, "warnings": list(warnings)})
     console = page()
-    if quiet:
+    if options.quiet:
         answers = [answer for answer in answers if answer.number is not None]
     else:
-        console.print(header)
+        console.print(f"{head}, {_statement(options)}")
     cells = {
         "accountant": [answer.accountant for answer in answers],
         what: [cell(answer.number, 5) for answer in answers],
     }
     about = "what it is, or why it has no answer"
-    if not quiet:
+    if not options.quiet:
         cells[about] = [answer.reason or answer.about for answer in answers]
     columns(console, cells, left=("accountant", about), wrapped=[about])
-    for note in notes:
+    for note in [*before, *(f"warning: {line}" for line in warnings), *after]:
         console.print(note)
+    return 0
 
 
 def _curve_points(options: ReleaseOptions) -> tuple[str, list[int]]:
@@ -472,28 +473,18 @@ def _curve_points(options: ReleaseOptions) -> tuple[str, list[int]]:
     return name, [int(point) * per_epoch for point in points if point * per_epoch <= most]
 
 
-def _plot_account(options: AccountOptions, look: "Look") -> None:
+def _plot(
+    options: ReleaseOptions,
+    look: "Look",
+    axis: str,
+    event: Callable[[Any], Event],
+    points: Sequence[float],
+    head: str,
+    target: float | None = None,
+) -> None:
+    """Draw epsilon against the axis, by every accountant; `event` is that of a point."""
     from fedjax_dp.tools.figures.runs import plot_epsilon  # takes half a second to load
 
-    name, counts = _curve_points(options)
-
-    def event(count: int) -> Event:
-        changed: dict[str, Any] = {name: count}
-        return _event(dataclasses.replace(options, **changed), options.noise_multiplier)
-
-    curves = compare.epsilon_curves(event, counts, options.delta)
-    title = f"noise multiplier {options.noise_multiplier:g}, {_sampling(options)}, delta {options.delta:g}"
-    plot_epsilon(curves, name, title, _legend(options), options.plot, **look)
-
-
-def _plot_calibrate(options: CalibrateOptions, noises: list[float], look: "Look") -> None:
-    from fedjax_dp.tools.figures.runs import plot_epsilon
-
-    points = np.geomspace(min(noises) / 2, max(noises) * 2, 24).tolist()
-    curves = compare.epsilon_curves(lambda noise: _event(options, noise), points, options.delta)
-    title = f"{options.steps} steps, {_sampling(options)}, delta {options.delta:g}"
-    plot_epsilon(curves, "noise multiplier", title, _legend(options), options.plot, options.epsilon, **look)
-
-
-def _legend(options: ReleaseOptions) -> str:
-    return f"one {Unit(options.unit)}, {options.adjacency}"
+    curves = compare.epsilon_curves(event, points, options.delta)
+    title = f"{head}, {_sampling(options)}, delta {options.delta:g}"
+    plot_epsilon(curves, axis, title, f"one {Unit(options.unit)}, {options.adjacency}", options.plot, target, **look)

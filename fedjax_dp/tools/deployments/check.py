@@ -159,37 +159,13 @@ def check(
     if log is not None:
         count, more = mechanism_of_log(deployment, log, view, facts_read)
         findings += more
-    result = judge(deployment, findings, view, count, facts_read)
-    if math.isinf(result.mechanism.epsilon):  # nothing is proved, so no fact has an effect
-        return result
-    return dataclasses.replace(result, idle=require_use(deployment, facts_read, () if log is None else REPLACED))
-
-
-def judge(
-    deployment: Deployment,
-    findings: list[Finding],
-    view: str | None,
-    count: Callable[[], Mechanism],
-    facts_read: set[str],
-) -> Check:
-    """The check, from findings and a function that accounts for the noisy updates if they have an epsilon.
-
-    Facts that the check uses are added to `facts_read`.
-    """
     silent = [f"{one.code}, {one.words}" for one in findings if one.effect is Effect.NO_MECHANISM]
     mechanism = None if silent else count()
     if mechanism is None:
         clients, seen_by = deployment.clients.of or 1, VIEWS[view_of(deployment, view)]
         alone = dataclasses.replace(no_privacy(clients, "; ".join(silent), seen_by), unit=deployment.protected_unit)
     else:
-        alone = mechanism.guarantee(deployment.delta)
-        if alone.delta or deployment.claim is not None:
-            facts_read.add("delta")
-        read = witness_of(deployment, facts_read)
-        among = read.clients if read.unit == "client" else read.records
-        if alone.delta and among is not None and among.of is not None:
-            warnings = delta_warnings(alone.delta, as_tuple(among.of), deployment.protected_unit)
-            alone = dataclasses.replace(alone, warnings=warnings)
+        alone = _alone(deployment, mechanism, facts_read)
     total = None if mechanism is None else _total_guarantee(deployment, findings, alone)
     claim = None
     if deployment.claim is not None:
@@ -197,15 +173,25 @@ def judge(
         if not silent or deployment.noise.law not in ("none", "unknown"):
             findings = [*findings, *findings_on_claim(case)]
         claim = _judged_claim(case, findings, total)
-    return Check(
-        deployment,
-        alone,
-        total,
-        claim,
-        tuple(findings),
-        tuple(names_of(UNKNOWN, deployment.to_dict())),
-        tuple(_remedies(deployment, findings, mechanism, claim))[:REMEDIES],
-    )
+    missing = tuple(names_of(UNKNOWN, deployment.to_dict()))
+    remedies = tuple(_remedies(deployment, findings, mechanism, claim))[:REMEDIES]
+    idle: tuple[str, ...] = ()
+    if not math.isinf(alone.epsilon):  # else nothing is proved, so no fact has an effect
+        idle = require_use(deployment, facts_read, () if log is None else REPLACED)
+    return Check(deployment, alone, total, claim, tuple(findings), missing, remedies, idle)
+
+
+def _alone(deployment: Deployment, mechanism: Mechanism, facts_read: set[str]) -> Guarantee:
+    """The guarantee of the noisy updates, with a warning if delta is not small among the units."""
+    alone = mechanism.guarantee(deployment.delta)
+    if alone.delta or deployment.claim is not None:
+        facts_read.add("delta")
+    read = witness_of(deployment, facts_read)
+    among = read.clients if read.unit == "client" else read.records
+    if alone.delta and among is not None and among.of is not None:
+        warnings = delta_warnings(alone.delta, as_tuple(among.of), deployment.protected_unit)
+        alone = dataclasses.replace(alone, warnings=warnings)
+    return alone
 
 
 def _total_guarantee(deployment: Deployment, findings: list[Finding], alone: Guarantee) -> Guarantee | None:

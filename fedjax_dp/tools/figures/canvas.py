@@ -24,7 +24,7 @@ from matplotlib.font_manager import FontProperties
 
 from fedjax_dp import errors
 from fedjax_dp.tools.figures import styles
-from fedjax_dp.tools.figures.elements import BELOW, label, legend_beside
+from fedjax_dp.tools.figures.elements import BELOW, LEGEND, label, legend_beside
 from fedjax_dp.tools.figures.styles import SMALL
 
 DPI, PAPER_DPI = 130, 300  # of PNG files
@@ -94,7 +94,7 @@ class Page(NamedTuple):
     def legend(self, handles: Sequence[Any]) -> None:
         """Add one legend for all panels."""
         if self.own:
-            self.figure.legend(handles=handles, loc="outside right center", frameon=False, fontsize=SMALL)
+            self.figure.legend(handles=handles, loc="outside right center", **LEGEND)
         else:
             legend_beside(self.panels[-1], handles=handles)
 

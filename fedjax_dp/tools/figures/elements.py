@@ -11,6 +11,7 @@ from matplotlib.ticker import LogLocator, NullFormatter
 from fedjax_dp.tools.figures.styles import SMALL, TEST
 
 BANDS = 2  # more bands cannot be distinguished where they overlap
+LEGEND: dict[str, Any] = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL}
 BELOW = "below"  # gid of legends under a panel, so that notes can avoid them
 
 
@@ -35,21 +36,13 @@ def label(panel: Any, words: str, at: Any, aside: tuple[float, float], **look: A
 
 def legend_beside(panel: Any, **options: Any) -> Any:
     """Add a legend on the right of a panel."""
-    look = {"frameon": False, "fontsize": SMALL, "title_fontsize": SMALL, "alignment": "left"}
-    return panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), **look, **options)
+    return panel.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), alignment="left", **LEGEND, **options)
 
 
 def legend_below(panel: Any, columns: int = 1) -> Any:
     """Add a legend under the label of a panel's x axis, which must be set already."""
-    lines = panel.get_xlabel().count("\n")
-    legend = panel.legend(
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0),
-        borderaxespad=4.6 + 1.4 * lines,
-        ncols=columns,
-        frameon=False,
-        fontsize=SMALL,
-    )
+    pad = 4.6 + 1.4 * panel.get_xlabel().count("\n")
+    legend = panel.legend(loc="upper center", bbox_to_anchor=(0.5, 0), borderaxespad=pad, ncols=columns, **LEGEND)
     legend.set_gid(BELOW)
     return legend
 
@@ -58,19 +51,9 @@ def legend_above(panel: Any, handles: Sequence[Any], labels: Sequence[str], titl
     """Add a legend above the title of the only panel of a figure, in columns that fit this number of letters."""
     columns = max(1, min(len(labels), letters // (max(map(len, labels)) + 6)))
     columns = -(-len(labels) // -(-len(labels) // columns))  # of nearly equal length
-    return panel.figure.legend(
-        handles,
-        labels,
-        loc="outside upper center",
-        ncols=columns,
-        title=title,
-        frameon=False,
-        fontsize=SMALL,
-        title_fontsize=SMALL,
-        borderpad=0.1,
-        labelspacing=0.2,
-        columnspacing=1.0,
-    )
+    near = {"borderpad": 0.1, "labelspacing": 0.2, "columnspacing": 1.0}
+    place = {"loc": "outside upper center", "ncols": columns, "title": title}
+    return panel.figure.legend(handles, labels, **place, **near, **LEGEND)
 
 
 class Bar(NamedTuple):

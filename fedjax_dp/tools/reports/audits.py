@@ -73,8 +73,7 @@ def _figure(rows: Rows) -> Figure:
     )
     kinds = [kind for kind in tables.KINDS if any(row["kind"] == kind for row in rows)]
     kind = charts.names("kind", kinds, "circle")
-    x, tips = charts.axis("epsilon", "epsilon (nats)"), charts.tips(*((name, name, "") for name in ("what", "kind")))
-    tips += charts.tips(("epsilon", "epsilon", ".4g"))
+    x, tips = charts.axis("epsilon", "epsilon (nats)"), charts.tips("what", "kind", ("epsilon", "epsilon", ".4g"))
     spec = charts.chart(
         height=34 * len(rows),
         data={"name": "epsilons"},

@@ -42,12 +42,13 @@ def names(field: str, domain: Sequence[str], symbol: str = "stroke", *, legend: 
     return {"field": field, "type": "nominal", "scale": {"domain": list(domain), **scale}, "legend": shown}
 
 
-def tips(*fields: tuple[str, str, str]) -> list[Spec]:
-    """Tooltips: field, title, and a format of D3 or nothing for words."""
+def tips(*fields: str | tuple[str, str, str]) -> list[Spec]:
+    """Tooltips: field, title, and a format of D3 or nothing for words; or the name of a field of words."""
+    every = ((one, one, "") if isinstance(one, str) else one for one in fields)
     return [
         {"field": field, "title": title}
         | ({"type": "quantitative", "format": number} if number else {"type": "nominal"})
-        for field, title, number in fields
+        for field, title, number in every
     ]
 
 
@@ -87,7 +88,7 @@ def curves(data: str, fields: Mapping[str, str], y: Spec, number: str = ".4g") -
     label = "datum.field"
     for field, name in fields.items():
         label = f"datum.field === {json.dumps(field)} ? {json.dumps(name)} : {label}"
-    shown = tips(("round", "round", ",d"), ("curve", "curve", ""), ("value", y["title"], number))
+    shown = tips(("round", "round", ",d"), "curve", ("value", y["title"], number))
     dashes = names("curve", labels, legend=several, range=DASHES[: len(labels)])
     return chart(
         data={"name": data},

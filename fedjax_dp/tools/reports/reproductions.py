@@ -132,8 +132,7 @@ def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
     label, _ = tables.measure(metric)
     names, rows = ["published", *READINGS], {row["what"] for row in values if row["metric"] == metric}
     reading = charts.names("reading", names, "circle")
-    tips = charts.tips(("what", "what", ""), ("reading", "reading", ""))
-    tips += charts.tips(("value", label, ".4g"), ("epsilon", "epsilon", ".4g"))
+    tips = charts.tips("what", "reading", ("value", label, ".4g"), ("epsilon", "epsilon", ".4g"))
     low, value = (charts.axis(field, label, zero=False) for field in ("low", "value"))
     spec = charts.chart(
         height=26 * max(len(rows), 1),
@@ -151,8 +150,7 @@ def _value_figure(content: Mapping[str, Any], values: Rows) -> Figure:
 
 def _curve_figure(label: str, curves: Rows, panel: str, place: int) -> Figure:
     lines = list(dict.fromkeys(row["method"] for row in curves))
-    tips = charts.tips(*((name, name, "") for name in ("panel", "method", "reading")))
-    tips += charts.tips(("round", "round", ",d"), ("value", label, ".4g"))
+    tips = charts.tips("panel", "method", "reading", ("round", "round", ",d"), ("value", label, ".4g"))
     spec = charts.chart(
         height=320,
         data={"name": "by_round"},

@@ -277,7 +277,7 @@ def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) ->
         rows = []
     elif rows:
         about = "Each client's epsilon, from the best protected client to the worst."
-        whose: list[Any] = [("client", "client", "")] if "client" in rows[0] else [("rank", "rank", ",d")]
+        whose: list[Any] = ["client"] if "client" in rows[0] else [("rank", "rank", ",d")]
         few = "client" in rows[0] and len(rows) <= FEW_NAMES
         names = {"field": "client", "type": "nominal", "sort": None, "title": "clients, in order of epsilon"}
         spec = charts.chart(

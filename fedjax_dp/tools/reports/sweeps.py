@@ -314,7 +314,7 @@ def _tips(main: Measure, *more: tuple[str, str, str]) -> list[charts.Spec]:
     """Tooltips of a setting: its mean with the interval, and more."""
     form = shared.format_of(main)
     value = [("value", words_of(main), form), ("low", "95% interval from", form), ("high", "to", form)]
-    return charts.tips(("setting", "setting", ""), *value, *more)
+    return charts.tips("setting", *value, *more)
 
 
 def best_of_each(records: Sequence[Record], axes: Sequence[str]) -> Section:
