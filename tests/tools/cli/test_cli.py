@@ -351,8 +351,6 @@ def test_bad_input_ends_in_one_line_with_code_2_before_anything_compiles(words, 
     [
         ("rounds = ", "must be valid TOML"),
         ("roundz = 3", "did you mean rounds?"),
-        ("rounds = 2.5", "rounds must be an integer, got 2.5"),
-        ("seed = true", "seed must be an integer, got True"),
         ("quiet = true", "quiet must be left to the command line, got True; fedjax-dp run c.toml --quiet"),
         ('track = "mlflow"', "track must be left to the command line, got mlflow; fedjax-dp run c.toml --track"),
     ],
@@ -382,25 +380,6 @@ def test_resume_of_another_configuration_is_refused(capsys):
     assert words in capsys.readouterr().err
     assert cli.main(["run", "--resume", "r", "--rounds", "3"]) == 2
     assert "rounds of the resumed run must be 4, as it began with, or more, got 3" in capsys.readouterr().err
-    about = json.loads(pathlib.Path("r/run.json").read_text())
-    pathlib.Path("r/run.json").write_text(json.dumps(about | {"checksums": {"data": "00000000"}}))
-    assert cli.main(["run", "--resume", "r"]) == 2
-    assert "r/run.json must be as the run wrote it, got one that was changed since" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_a_configuration_that_was_edited_does_not_change_what_is_promised(folder, capsys):
-    """Noise, rounds, delta: what is resumed is what began, or the Guarantee would be another run's."""
-    promised = json.loads((folder / "result.json").read_text())["guarantee"]
-    file = pathlib.Path("r/config.toml")
-    for before, after in (("local_steps = 2", "local_steps = 1"), ("seed = 0", "seed = 1")):
-        text = file.read_text()
-        assert before in text
-        file.write_text(text.replace(before, after))
-        pathlib.Path("r/result.json").unlink()
-        assert cli.main(["run", "--resume", "r", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["guarantee"] == promised
-        assert file.read_text() == text.replace(before, after)  # theirs
 
 
 @pytest.mark.slow
@@ -441,13 +420,6 @@ def test_interrupted_folder_resumes_bit_for_bit(first, then, monkeypatch):
     assert (cut.history, cut.guarantee) == (whole.history, whole.guarantee)
     for a, b in zip(*map(jax.tree.leaves, (whole.params, cut.params)), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_names_are_public_and_documented():
-    for name in fedjax_dp.__all__:
-        assert getattr(fedjax_dp, name).__doc__, name
-    with pytest.raises(AttributeError):
-        _ = fedjax_dp.no_such_name
 
 
 PRIVATE_ENTRIES = [name for name, entry in algorithms.CATALOGUE.items() if entry.private]
