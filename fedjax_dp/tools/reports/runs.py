@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Unit
@@ -18,6 +18,27 @@ KIND, FOLDER, KEYS = "run", "run.json", frozenset({"algorithm", "history", "guar
 COMING = "datum.state === 'to come'"
 
 
+class _Run(NamedTuple):
+    """What a report is about; without a `result` the run has not finished."""
+
+    config: Mapping[str, Any]
+    history: Rows
+    guarantee: Mapping[str, Any]
+    result: Mapping[str, Any]
+    about: Mapping[str, Any]
+    spending: Rows  # epsilon by round, or why it is `missing`
+    missing: str
+
+    @property
+    def done(self) -> int:
+        """The last evaluated round."""
+        return self.history[-1]["round"] if self.history else 0
+
+    @property
+    def measures(self) -> Measures:
+        return measures_of(self.about["task"])
+
+
 def of_folder(path: pathlib.Path) -> Report:
     from fedjax_dp.experiments import run_folder  # loads JAX
 
@@ -26,15 +47,13 @@ def of_folder(path: pathlib.Path) -> Report:
     history = folders.read_json(path / run_folder.METRICS) if (path / run_folder.METRICS).is_file() else []
     guarantee = run_folder.promise_of(path, manifest)
     spending, missing = _epsilons_by_round(path, manifest, guarantee)
-    config, finished = manifest["config"], result is not None
-    return _report(config, history, guarantee, result or {}, manifest, spending, missing, finished)
+    return _report(_Run(manifest["config"], history, guarantee, result or {}, manifest, spending, missing))
 
 
 def of_content(content: Mapping[str, Any]) -> Report:
     """The report of what `fedjax-dp run --json` prints and `result.json` holds."""
     missing = "" if content["guarantee"]["epsilon"] is None else "only the run's folder holds it: report that"
-    config = content["config"]
-    return _report(config, content["history"], content["guarantee"], content, content, [], missing, True)
+    return _report(_Run(content["config"], content["history"], content["guarantee"], content, content, [], missing))
 
 
 def _epsilons_by_round(path: pathlib.Path, about: Mapping[str, Any], guarantee: Mapping[str, Any]) -> tuple[Rows, str]:
@@ -49,54 +68,28 @@ def _epsilons_by_round(path: pathlib.Path, about: Mapping[str, Any], guarantee: 
         return [], str(error)
 
 
-def _report(
-    config: Mapping[str, Any],
-    history: Rows,
-    guarantee: Mapping[str, Any],
-    result: Mapping[str, Any],
-    about: Mapping[str, Any],
-    spending: Rows,
-    missing: str,
-    finished: bool,
-) -> Report:
-    done = history[-1]["round"] if history else 0
-    rows = shared.thin_rows(history)
-    data: dict[str, Rows] = {"history": rows}
-    measures = measures_of(about["task"])
-    sections = [
-        _result(config, history, guarantee, done, finished, measures, result.get("baseline")),
-        _curves(history, guarantee, spending, missing, finished, measures, _budget(config)),
-    ]
-    if spending:
-        data["spent"] = [row | {"state": "spent" if row["round"] <= done else "to come"} for row in spending]
-    sections += shared.guarantee_sections(guarantee)
-    clients, epsilons = _clients(history, guarantee, measures)
+def _report(run: _Run) -> Report:
+    config, guarantee = run.config, run.guarantee
+    data: dict[str, Rows] = {"history": shared.thin_rows(run.history)}
+    if run.spending:
+        data["spent"] = [row | {"state": "spent" if row["round"] <= run.done else "to come"} for row in run.spending]
+    clients, epsilons = _clients(run)
     if epsilons:
         data["epsilons"] = epsilons
-    sections += [clients, _cost(result), shared.setting(config, about)]
-    lead = (
-        f"A run with {count(int(config['num_clients']), 'client')}, seed {config['seed']}"
-        if (config.get("num_clients"))
-        else f"A run, seed {config['seed']}"
-    )
+    sections = [_result(run), _curves(run), *shared.guarantee_sections(guarantee)]
+    sections += [clients, _cost(run.result), shared.setting(config, run.about)]
+    of = f" with {count(int(config['num_clients']), 'client')}" if config.get("num_clients") else ""
     title = with_mark(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
-    return Report(KIND, title, lead, sections, data)
+    return Report(KIND, title, f"A run{of}, seed {config['seed']}", sections, data)
 
 
-def _result(
-    config: Mapping[str, Any],
-    history: Rows,
-    guarantee: Mapping[str, Any],
-    done: int,
-    finished: bool,
-    measures: Measures,
-    baseline: Mapping[str, Any] | None,
-) -> Section:
+def _result(run: _Run) -> Section:
     """The most important numbers of the run."""
-    rounds = config["rounds"]
-    of = f"after {count(done, 'round')}" if finished else f"after {done:,} of {rounds:,} rounds"
+    config, history, guarantee, measures = run.config, run.history, run.guarantee, run.measures
+    done, rounds = run.done, config["rounds"]
+    of = f"after {count(done, 'round')}" if run.result else f"after {done:,} of {rounds:,} rounds"
     main, loss = measures.main, measures["test_loss"]
-    if baseline is not None:
+    if (baseline := run.result.get("baseline")) is not None:
         of += f"; {baseline['answer']}: {shared.number(main, baseline['value'])}"
     items = [(main.words, shared.number(main, tables.last_value(history, main.name)), of)]
     items += shared.tiles(guarantee, config.get("stop_at_epsilon") or config.get("epsilon"))
@@ -107,7 +100,7 @@ def _result(
     if main is not loss:
         items.append(("test loss", in_words(tables.last_value(history, "test_loss")), of_loss))
     blocks: list[Block] = [Tiles(items), *shared.promise(guarantee)]
-    if not finished:
+    if not run.result:
         line = f"The run is at round {done:,} of {rounds:,}. Its Guarantee covers all {rounds:,} rounds, done or not."
         blocks.append(Prose([line], "Unfinished"))
     if not history:
@@ -139,15 +132,8 @@ def _what(config: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(label, config[name]) for name, label in names.items() if config.get(name) is not None]
 
 
-def _curves(
-    history: Rows,
-    guarantee: Mapping[str, Any],
-    spending: Rows,
-    missing: str,
-    finished: bool,
-    measures: Measures,
-    budget: float | None,
-) -> Section:
+def _curves(run: _Run) -> Section:
+    history, guarantee, measures = run.history, run.guarantee, run.measures
     main, loss = measures.main, measures["test_loss"]
     words = main.words.removeprefix("test ")
     blocks: list[Block] = [
@@ -169,12 +155,12 @@ def _curves(
             charts.axis("value", loss.label.removeprefix("test ")),
         ),
     ]
-    if spending:
-        blocks.append(_epsilon(spending, guarantee, finished, budget))
+    if run.spending:
+        blocks.append(_epsilon(run))
     elif guarantee["epsilon"] is None:
         blocks.append(Prose(["Epsilon is infinite from the first round on."], "No privacy"))
     else:
-        blocks.append(Prose([f"Epsilon by round is not known: {missing}."], "Missing"))
+        blocks.append(Prose([f"Epsilon by round is not known: {run.missing}."], "Missing"))
     blocks += _figure(
         history,
         "clipped",
@@ -244,29 +230,26 @@ def _figure(
     return [Figure(name, title, about, charts.curves("history", known, y, number), "history", probes)]
 
 
-def _budget(config: Mapping[str, Any]) -> float | None:
-    """The privacy budget of every client, if it is one number."""
+def _epsilon(run: _Run) -> Figure:
+    """Epsilon by round, for rounds done and rounds to come, with a line at the budget, if it is one number."""
+    spending, guarantee, config = run.spending, run.guarantee, run.config
     budget = config.get("stop_at_epsilon") or (None if config.get("epsilon_high") else config.get("epsilon"))
-    return float(budget) if isinstance(budget, int | float) else None
-
-
-def _epsilon(spending: Rows, guarantee: Mapping[str, Any], finished: bool, budget: float | None) -> Figure:
-    """Epsilon by round, for rounds done and rounds to come, with a line at the budget."""
     apart = any(row["epsilon"] != row["epsilon_median"] for row in spending)
     fields = {"epsilon": "worst client"} | ({"epsilon_median": "median client"} if apart else {})
     about = f"Epsilon of the run if it stopped there, at delta {guarantee['delta']:g}, by the Guarantee's accountant."
-    if not finished:
+    if not run.result:
         about += " All planned rounds are shown: pale dots are rounds still to come."
     spec = charts.curves("spent", fields, charts.axis("epsilon", "epsilon (nats)"))
     spec["layer"][1]["encoding"]["opacity"] = {"condition": {"test": COMING, "value": 0.35}, "value": 1}
-    if budget is not None:
+    if isinstance(budget, int | float):
         about += f" The horizontal line is the budget, {budget:g}."
-        spec["layer"].append(charts.across(budget))
+        spec["layer"].append(charts.across(float(budget)))
     return Figure("epsilon", with_mark("Epsilon by round", mark_of(guarantee)), about, spec, "spent")
 
 
-def _clients(history: Rows, guarantee: Mapping[str, Any], measures: Measures) -> tuple[Section, Rows]:
+def _clients(run: _Run) -> tuple[Section, Rows]:
     """Epsilon and the main metric, client by client."""
+    history, guarantee, measures = run.history, run.guarantee, run.measures
     blocks: list[Block] = []
     rows = _rank_clients(guarantee.get("epsilons"), guarantee.get("names") or ())
     if not rows and guarantee["epsilon"] is not None:
