@@ -327,10 +327,7 @@ def _event(options: ReleaseOptions, noise: float) -> Event:
 
 
 def _log(options: ReleaseOptions) -> ParticipationLog:
-    """Who took part, as a file says it.
-
-    Raises: ConfigurationError beside a law of participation, which a log takes the place of.
-    """
+    """Who took part, as a file says it; refuses a law of participation beside it."""
     errors.require_left_out(
         options, ("rounds", "participation"), "beside a participation log", "drop --{flag}, or the log"
     )

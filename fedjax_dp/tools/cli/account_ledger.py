@@ -132,10 +132,7 @@ def _with_phases(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -
 
 
 def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[str]:
-    """That the run promised the same, where it is of the same.
-
-    Raises: ConfigurationError where it did not.
-    """
+    """That the run promised the same, where it is of the same; refuses a ledger where it did not."""
     phase = ledger.phase
     if ledger.follows_results:
         return [f"as its run promised: results may end it: stop {ledger.lines[-1]['law']['stop']}"]

@@ -19,10 +19,7 @@ def latest(*kinds: str) -> pathlib.Path | None:
 
 
 def named_or_latest(what: str, named: str | None, wanted: str, example: str, *kinds: str) -> pathlib.Path:
-    """The path that is named, or the last folder.
-
-    Raises: ConfigurationError where neither is there.
-    """
+    """The path that is named, or the last folder; refuses to go on where neither is there."""
     path = latest(*kinds) if named is None else pathlib.Path(named)
     if path is None:
         raise errors.refuse(what, "nothing", wanted, f"such as {example}; there is none here to take the last of")

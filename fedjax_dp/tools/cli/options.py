@@ -170,10 +170,8 @@ def require_known(command: str, rest: list[str], taken: Options) -> None:
 
 
 def known_flags(arguments: list[str], taken: Options) -> tuple[dict[str, Any], list[str]]:
-    """What flags, and words before unknown ones, say of some options; and the other words in their order.
-
-    Raises: ConfigurationError for flags without a value, and for values of the wrong type.
-    """
+    """What flags, and words before unknown ones, say of some options; and the other words in their order. Refuses flags
+    without a value, and values of the wrong type."""
     flagged = {name: option for name, option in taken.items() if not option.about.positional}
     valued = {option.flag: option for option in flagged.values() if not option.about.switch}
     valued |= {option.about.short: option for option in valued.values() if option.about.short}

@@ -60,10 +60,7 @@ class RunOptions(DetailOptions, TrackOptions):
     timeout: int = 300
 
     def group(self) -> "ProcessGroup | None":
-        """The processes that share the run.
-
-        Raises: ConfigurationError.
-        """
+        """The processes that share the run."""
         if self.coordinator is not None:
             from fedjax_dp.execution.distributed import group_of  # loads JAX
 

@@ -97,10 +97,7 @@ def _require_path(path: pathlib.Path) -> None:
 
 
 def _group_wanted(command: str, arguments: list[str]) -> str | None:
-    """The group of options that follows `--help`, or nothing.
-
-    Raises: ConfigurationError for another word that is no file.
-    """
+    """The group of options that follows `--help`, or nothing; refuses another word that is no file."""
     at = arguments.index("--help") + 1 if "--help" in arguments else len(arguments)
     word = arguments[at] if at < len(arguments) else "-"
     if word.startswith("-") or pathlib.Path(word).exists():

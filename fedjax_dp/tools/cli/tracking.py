@@ -35,10 +35,7 @@ class TrackOptions:
 
 
 def trackers_of(options: TrackOptions) -> "list[Tracker]":
-    """The trackers that options name; of several processes the first reports to them.
-
-    Raises: ConfigurationError for unknown ones, and for those that are not installed.
-    """
+    """The trackers that options name; of several processes the first reports to them."""
     from fedjax_dp.execution import distributed  # loads JAX
     from fedjax_dp.tools.trackers.mlflow import MLflow
     from fedjax_dp.tools.trackers.tensorboard import TensorBoard

@@ -65,15 +65,10 @@ FREE = (  # facts of the deployment that rows may replace
     "noise.calibration",
     "weights.largest",
 )
-REPLACED = (
-    *FREE,
-    "clients",
-    "rounds",
-    "records.law",
-    "records.last",
-    "weights.denominator",
-)  # facts that rows replace
+# facts that rows replace
+REPLACED = (*FREE, "clients", "rounds", "records.law", "records.last", "weights.denominator")
 SHOWN = ("norm_after", "received")  # columns without effect on the account
+OF_RECORDS = {"law": "sampling", "steps": "steps", "of": "of", "rate": "rate", "size": "batch"}  # facts by column
 COUNTS = ("replies", "steps", "batch", "of")
 
 Values = dict[str, Any]
@@ -267,14 +262,11 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
     clients = dataclasses.replace(deployment.clients, law="schedule")
     records = deployment.records
     if deployment.clip.of == "record":
-        own = {"law": values.get("sampling"), "steps": values.get("steps"), "of": values.get("of")}
-        if "rate" in values or "batch" in values:
-            own |= {"rate": values.get("rate"), "size": values.get("batch")}
+        own = {fact: values[column] for fact, column in OF_RECORDS.items() if column in values}
+        other = {"rate", "size"} if own.keys() & {"rate", "size"} else set()  # which of the two sizes the draw
         stated = {} if records is None else records.to_dict()
-        stated = {name: value for name, value in stated.items() if not isinstance(value, list)}
-        if "rate" in own:
-            stated = {name: value for name, value in stated.items() if name not in ("rate", "size")}
-        stated |= {name: value for name, value in own.items() if value is not None}
+        stated = {name: value for name, value in stated.items() if name not in other and not isinstance(value, list)}
+        stated |= own
         if "law" not in stated:
             raise missing_facts_error(["sampling"])
         records = RecordDraws.from_dict(stated)

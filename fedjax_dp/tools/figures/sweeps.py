@@ -208,10 +208,8 @@ def _nothing_done(panel: Any, settings: Sequence[Setting]) -> None:
 def select_settings(
     records: Iterable[Record], axes: Sequence[str], metric: str | None, *names: str | None
 ) -> tuple[list[Setting], Measure]:
-    """The settings of a sweep and the metric to draw, by default the main one.
-
-    Refuses a sweep without points, and unknown axes and metrics.
-    """
+    """The settings of a sweep and the metric to draw, by default the main one; refuses a sweep without points, and
+    unknown axes and metrics."""
     records = list(records)
     for name in names:
         if name is not None:

@@ -23,10 +23,7 @@ LARGE = math.log(1e6)  # an epsilon whose factor means nothing
 
 
 def statement_of(path: pathlib.Path) -> Report:
-    """The statement about the run in a folder.
-
-    Raises: ConfigurationError for a path that is no run folder.
-    """
+    """The statement about the run in a folder."""
     from fedjax_dp.experiments import run_folder  # loads JAX
 
     manifest = run_folder.RUN_FOLDER.read(path)

@@ -62,10 +62,8 @@ def rows_of(
     numbers: Mapping[Reading, float],
     scale: RecipeScale,
 ) -> list[ResultRow]:
-    """Rows in the order of the recipe; `records` of each cell, or `numbers` computed without runs.
-
-    schedule_epsilons  for runs that were accounted for by other rounds than clients were drawn for.
-    """
+    """Rows in the order of the recipe; `records` of each cell, or `numbers` computed without runs. `schedule_epsilons`
+    are of runs that were accounted for by other rounds than clients were drawn for."""
     comparable = recipe.comparable(scale)
 
     def result(key: Reading, metric: str) -> ReadingResult:
