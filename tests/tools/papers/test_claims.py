@@ -8,7 +8,6 @@ import math
 import pathlib
 
 import pytest
-from helpers import refusal
 
 from fedjax_dp.accounting import Verdict
 from fedjax_dp.tools.papers import settings
@@ -271,7 +270,3 @@ def test_verdicts_letters_and_details_are_told_and_a_heuristic_claim_is_not_belo
     heuristic = [row for row in rows if row.claim.verdict is Verdict.HEURISTIC]
     assert heuristic
     assert all(row.claim.epsilon >= row.provable for row in heuristic)
-
-
-def test_an_unknown_paper_is_refused():
-    assert "paper must be one of dpnfl, rfedavg" in refusal(claim_rows, "005")
