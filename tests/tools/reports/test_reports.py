@@ -6,17 +6,18 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers import ragged_data
+from helpers import ragged_data, refusal
 from report_inputs import HOSTILE, write_sweep
 
 import fedjax_dp as fdp
-from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import no_privacy
+from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.settings import settings_of
 from fedjax_dp.tools import cli
 from fedjax_dp.tools.figures.tables import sweeps as tables
 from fedjax_dp.tools.reports import charts, kinds
 from fedjax_dp.tools.reports.page import page, payload
+from fedjax_dp.tools.reports.spending import MOST, epsilon_by_round, rounds_shown
 
 
 def refused(capsys, *words):
@@ -100,29 +101,19 @@ def test_the_line_of_a_budget_goes_across_and_nowhere_else():
 def test_epsilon_by_round_is_told_unknown_rather_than_guessed(run_folder, change, why, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDJAX_DP_DATA", str(tmp_path))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    from fedjax_dp.experiments.console import Screen
-    from fedjax_dp.tools.reports.spending import epsilon_by_round
-
     folder = without_rounds(run_folder, tmp_path)
     about = json.loads((folder / "run.json").read_text())
     about |= {name: {**about[name], **new} if isinstance(new, dict) else new for name, new in change.items()}
-    with pytest.raises(errors.ConfigurationError, match=why):
-        epsilon_by_round(folder, about, 4.0, Screen(quiet=True))
+    assert why in refusal(epsilon_by_round, folder, about, 4.0, Screen(quiet=True))
 
 
 @pytest.mark.slow
 def test_epsilon_by_round_must_end_at_the_guarantee(run_folder):
-    from fedjax_dp.experiments.console import Screen
-    from fedjax_dp.tools.reports.spending import epsilon_by_round
-
     about = json.loads((run_folder / "run.json").read_text())
-    with pytest.raises(errors.ConfigurationError, match=r"the folder holds 3\.5"):
-        epsilon_by_round(run_folder, about, 3.5, Screen(quiet=True))
+    assert "the folder holds 3.5" in refusal(epsilon_by_round, run_folder, about, 3.5, Screen(quiet=True))
 
 
 def test_rounds_that_are_accounted_for_are_few_and_have_both_ends():
-    from fedjax_dp.tools.reports.spending import MOST, rounds_shown
-
     assert rounds_shown(6, 2) == [1, 2, 4, 6]
     assert rounds_shown(1, 1) == [1]
     many = rounds_shown(100_000, 3)
