@@ -70,7 +70,7 @@ def best_command(arguments: list[str]) -> int:
             "planned": about.get("points"),
         }
         return print_json(finite(content))
-    lines = _lines(best, len(records), about.get("points"), statement, _units(records), measure)
+    lines = _lines(best, records, about.get("points"), statement, measure)
     if not is_configuration(best.config):
         where = (
             "this sweep was made in Python, so it has no configuration for fedjax-dp run; "
@@ -124,7 +124,7 @@ def _toml(best: Best, folder: pathlib.Path) -> str:
 
 
 def _lines(
-    best: Best, points: int, planned: int | None, statement: str | None, units: int, measure: Measure
+    best: Best, records: list[Record], planned: int | None, statement: str | None, measure: Measure
 ) -> list[str]:
     """The winner's results, how it was chosen, and the cost of choosing."""
     chosen = ", ".join(f"{name} {value}" for name, value in best.values.items() if value is not None)
@@ -148,17 +148,12 @@ def _lines(
         + (f": {chosen}" if chosen else "")
         + (f"; {left_out}" if left_out else ""),
     ]
-    if units > 1:
+    guarantees = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
+    if len({(one.get("unit"), one.get("adjacency"), one.get("view")) for one in guarantees}) > 1:
         lines.append("the compared epsilons have different units, neighbours or views: see the Guarantee of each point")
-    return [*lines, *_last(points, planned, statement)]
+    return [*lines, *_last(len(records), planned, statement)]
 
 
 def _statement(folder: pathlib.Path, records: list[Record], measure: Measure) -> str | None:
     """The cost of choosing by a metric in words; None before the sweep is complete."""
     return cost_statement(read_selection_cost(folder, records, measure), folder)
-
-
-def _units(records: list[Record]) -> int:
-    """The number of different units, adjacencies and views of the finite epsilons."""
-    guarantees = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]
-    return len({(one.get("unit"), one.get("adjacency"), one.get("view")) for one in guarantees})

@@ -167,40 +167,39 @@ def _cpfed_theorem1(config: theorems.Cpfed, secure: bool) -> PaperRow:
         # sufficient if the cohort's noise added up over all local steps
         details["tight_if_noises_added"] = tight / math.sqrt(config.cohort_size)
         details["ratio_if_noises_added"] = sigma * math.sqrt(config.cohort_size) / tight
-        verdict, reason = _cpfed_judge_secure(config, sigma, delta)
     else:
         details["ratio_every_round"] = sigma / tight_always
-        verdict, reason = _cpfed_judge(config, batch, details["epsilon_every_round"])
+    verdict, reason = _cpfed_judge(config, secure, sigma, delta, details["epsilon_every_round"])
     name = "Theorem 1, secure aggregation" if secure else "Theorem 1, no secure aggregation"
     setting = f"T={rounds}, tau={config.local_steps}, B={'m, K=T' if batch == RECORDS_CPFED else batch}"
     claim = Claim(name, epsilon, delta, verdict, reason)
     return PaperRow("cpfed", setting, claim, provable, sigma, tight, "sigma on the mean gradient, L = 1", details)
 
 
-def _cpfed_judge(config: theorems.Cpfed, batch: int, every_round: float) -> tuple[Verdict, str]:
-    if batch == RECORDS_CPFED:
-        reason = (
-            f"participation is counted by its mean: a client drawn in all {config.rounds} rounds has {every_round:.4g}"
-        )
-        return Verdict.WRONG, reason
-    return Verdict.HEURISTIC, (
-        "participation is counted by its mean, which bounds nothing; safe here because batch sampling is ignored"
-    )
-
-
-def _cpfed_judge_secure(config: theorems.Cpfed, sigma: float, delta: float) -> tuple[Verdict, str]:
-    """With full batches a linear loss among clients that forget their start attains more than the theorem allows."""
-    steps, cohort = config.local_steps, config.cohort_size
-    if config.batch_size == RECORDS_CPFED:
+def _cpfed_judge(
+    config: theorems.Cpfed, secure: bool, sigma: float, delta: float, every_round: float
+) -> tuple[Verdict, str]:
+    """With full batches and secure sums a linear loss among clients that forget their start attains more than the
+    theorem allows; without these sums so does a client that is drawn in every round."""
+    full, steps, cohort = config.batch_size == RECORDS_CPFED, config.local_steps, config.cohort_size
+    if full and secure:
         noise = sigma * config.batch_size / 2 * math.sqrt((steps + cohort - 1) / steps)
         attained = epsilon_of(GaussianSteps(2 * noise, FullBatch(), RO, steps * config.rounds), delta)
         return Verdict.WRONG, (
             f"of the other clients only the last step's noise is certain to reach the sum: a linear loss among clients "
             f"whose steps forget their start attains {attained:.4g}"
         )
+    if full:
+        return Verdict.WRONG, (
+            f"participation is counted by its mean: a client drawn in all {config.rounds} rounds has {every_round:.4g}"
+        )
+    if secure:
+        return Verdict.HEURISTIC, (
+            "the cohort's noises of several local steps are not known to add up but in special cases (linear losses); "
+            "safe here because batch sampling is ignored: the provable epsilon is that of the client's own noise"
+        )
     return Verdict.HEURISTIC, (
-        "the cohort's noises of several local steps are not known to add up but in special cases (linear losses); "
-        "safe here because batch sampling is ignored: the provable epsilon is that of the client's own noise"
+        "participation is counted by its mean, which bounds nothing; safe here because batch sampling is ignored"
     )
 
 
