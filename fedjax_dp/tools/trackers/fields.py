@@ -11,7 +11,7 @@ import pathlib
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedjax_dp import folders
@@ -118,6 +118,42 @@ class Memory:
     def _all(self) -> dict[str, Any]:
         held = self._file is not None and self._file.is_file()
         return json.loads(self._file.read_text()) if held and self._file is not None else {}
+
+
+class Tracker:
+    """A callback that gives each evaluation of a run to a tracker once, also where the run goes on.
+
+    place  where or how to see the run, once it has begun
+    """
+
+    place = ""
+    _memory: Memory
+
+    def on_start(self, run: Experiment) -> None:
+        self._followed = run
+        with self._guard():
+            self._begin(run)
+        for evaluation in run.history:
+            self.on_evaluation(evaluation)
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        if evaluation.round <= self._memory.round:
+            return
+        with self._guard():
+            self._numbers(numbers_of(evaluation, self._followed), evaluation.round)
+        self._memory.round = evaluation.round
+        self._memory.keep()
+
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        """The context in which the tracker's package runs."""
+        return redirect_output()
+
+    def _begin(self, run: Experiment) -> None:
+        """Begin or continue the run there, and read the memory of it."""
+        raise NotImplementedError
+
+    def _numbers(self, numbers: Mapping[str, float], step: int) -> None:
+        raise NotImplementedError
 
 
 @contextlib.contextmanager

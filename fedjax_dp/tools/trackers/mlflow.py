@@ -11,9 +11,8 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.experiments.training import Experiment, Result
-from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tools.trackers import fields
-from fedjax_dp.tools.trackers.fields import Memory
+from fedjax_dp.tools.trackers.fields import Memory, Tracker
 
 # MLflow tries again for four minutes, and training would wait for it; and it prints where its runs are.
 PATIENCE = {
@@ -26,7 +25,7 @@ _CREDENTIALS = re.compile(r"://[^/@\s]*@")
 LONGEST = 5000  # letters of a tag, at most
 
 
-class MLflow:
+class MLflow(Tracker):
     """A callback that writes a run to MLflow.
 
     uri         of the tracking server or store; by default MLflow's own, MLFLOW_TRACKING_URI
@@ -38,23 +37,17 @@ class MLflow:
     def __init__(self, uri: str | None = None, *, experiment: str | None = None) -> None:
         errors.require_installed("mlflow", "mlflow")
         self._uri, self._experiment = uri, experiment
-        self.place = ""  # where to see it, once it is there
 
-    def on_start(self, run: Experiment) -> None:
-        self._followed = run
-        with _short_timeouts():
-            import mlflow
-
-            uri = self._uri or mlflow.get_tracking_uri()
-            self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
-            self._entities = mlflow.entities
-            self._memory = Memory("mlflow", run, _without_password(uri))
-            self._begin(run)
-            self.place = f"run {self._memory.id} at {_without_password(uri)}"
-        for evaluation in run.history:
-            self.on_evaluation(evaluation)
+    def _guard(self) -> contextlib.AbstractContextManager[None]:
+        return _short_timeouts()
 
     def _begin(self, run: Experiment) -> None:
+        import mlflow
+
+        uri = self._uri or mlflow.get_tracking_uri()
+        self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
+        self._entities = mlflow.entities
+        self._memory = Memory("mlflow", run, _without_password(uri))
         config, privacy = fields.config_of(run), fields.privacy_of(run.guarantee)
         if self._memory.id is None:
             name = run.title if run.folder is None else run.folder.name
@@ -76,14 +69,7 @@ class MLflow:
             self._numbers(fields.numbers_of_privacy(run.guarantee), run.rounds)
             self._memory.rounds = run.rounds
         self._memory.keep()
-
-    def on_evaluation(self, evaluation: Evaluation) -> None:
-        if evaluation.round <= self._memory.round:
-            return
-        with _short_timeouts():
-            self._numbers(fields.numbers_of(evaluation, self._followed), evaluation.round)
-        self._memory.round = evaluation.round
-        self._memory.keep()
+        self.place = f"run {self._memory.id} at {_without_password(uri)}"
 
     def on_finish(self, result: Result) -> None:
         with _short_timeouts():

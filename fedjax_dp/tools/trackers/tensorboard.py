@@ -3,18 +3,18 @@
 import os
 import pathlib
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.experiments.parameters import by_name
 from fedjax_dp.experiments.training import Experiment, Result
-from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tasks import measures_of_task
 from fedjax_dp.tools.trackers import fields
-from fedjax_dp.tools.trackers.fields import Memory
+from fedjax_dp.tools.trackers.fields import Memory, Tracker
 
 
-class TensorBoard:
+class TensorBoard(Tracker):
     """A callback that writes event files, as `tensorboard --logdir` shows them.
 
     folder  in which each run has a folder of its own; by default that is `tensorboard` in the run's folder
@@ -24,22 +24,13 @@ class TensorBoard:
     def __init__(self, folder: str | os.PathLike[str] | None = None) -> None:
         errors.require_installed("tensorboardX", "tensorboard")
         self._gathered = None if folder is None else pathlib.Path(folder)
-        self._file: Any = None
-        self.place = ""  # how to see it, once it is there
 
-    def on_start(self, run: Experiment) -> None:
-        self._followed = run
-        with fields.redirect_output():
-            from tensorboardX import summary
-            from tensorboardX.event_file_writer import EventsWriter  # which writes at once, in no thread
-            from tensorboardX.proto import event_pb2
+    def _begin(self, run: Experiment) -> None:
+        from tensorboardX import summary
+        from tensorboardX.event_file_writer import EventsWriter  # which writes at once, in no thread
+        from tensorboardX.proto import event_pb2
 
-            self._summary, self._event = summary, event_pb2
-            self._begin(run, EventsWriter)
-        for evaluation in run.history:
-            self.on_evaluation(evaluation)
-
-    def _begin(self, run: Experiment, opened: Any) -> None:
+        self._summary, self._event = summary, event_pb2
         gathered = self._gathered or run.folder or pathlib.Path("tensorboard")
         within = gathered == run.folder
         self._memory = Memory("tensorboard", run, "" if within else str(gathered.absolute()))
@@ -49,7 +40,7 @@ class TensorBoard:
         folder = gathered / self._memory.id
         folder.mkdir(parents=True, exist_ok=True)
         # Files are read in the order of their names, which count seconds, and a run may go on within one.
-        self._file = opened(str(folder / "events"), f".{time.time_ns()}")
+        self._file: Any = EventsWriter(str(folder / "events"), f".{time.time_ns()}")
         self.place = f"tensorboard --logdir {folder}"
         session = self._event.SessionLog(status=self._event.SessionLog.START)
         self._write(session_log=session, step=self._memory.round + 1)  # what a kill left after that does not count
@@ -68,14 +59,6 @@ class TensorBoard:
             self._numbers(fields.numbers_of_privacy(run.guarantee), run.rounds)
             self._memory.rounds = run.rounds
         self._file.flush()
-        self._memory.keep()
-
-    def on_evaluation(self, evaluation: Evaluation) -> None:
-        if evaluation.round <= self._memory.round:
-            return
-        self._numbers(fields.numbers_of(evaluation, self._followed), evaluation.round)
-        self._file.flush()
-        self._memory.round = evaluation.round
         self._memory.keep()
 
     def on_finish(self, result: Result) -> None:
@@ -98,9 +81,10 @@ class TensorBoard:
         self._text("status", status)
         self._file.close()
 
-    def _numbers(self, numbers: dict[str, float], step: int) -> None:
+    def _numbers(self, numbers: Mapping[str, float], step: int) -> None:
         for name, number in numbers.items():
             self._write(summary=self._summary.scalar(name, number), step=step)
+        self._file.flush()
 
     def _text(self, name: str, text: str) -> None:
         self._write(summary=self._summary.text(name, text), step=self._memory.round)

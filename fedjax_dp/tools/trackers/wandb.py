@@ -1,18 +1,17 @@
 """Weights & Biases: a run in files that `wandb sync` sends, or sent at once where WANDB_MODE is online."""
 
 import os
-from typing import Any
+from collections.abc import Mapping
 
 from fedjax_dp import errors
 from fedjax_dp.experiments.training import Experiment, Result
-from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tools.trackers import fields
-from fedjax_dp.tools.trackers.fields import Memory
+from fedjax_dp.tools.trackers.fields import Memory, Tracker
 
 INTERRUPTED, FAILED = 130, 1  # exit codes that W&B shows
 
 
-class Wandb:
+class Wandb(Tracker):
     """A callback that writes a run to Weights & Biases: offline, unless the variable WANDB_MODE says otherwise.
 
     folder   in which W&B makes its folder `wandb`; by default WANDB_DIR or the working folder
@@ -24,21 +23,13 @@ class Wandb:
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, project: str | None = None) -> None:
         errors.require_installed("wandb", "wandb")
         self._folder, self._project = None if folder is None else os.fspath(folder), project
-        self.place = ""  # how to see it, once it is there
 
-    def on_start(self, run: Experiment) -> None:
-        self._followed = run
-        with fields.redirect_output():
-            import wandb
+    def _begin(self, run: Experiment) -> None:
+        import wandb
 
-            project = self._project or os.environ.get("WANDB_PROJECT") or "fedjax-dp"
-            mode = os.environ.get("WANDB_MODE") or "offline"
-            self._memory = Memory("wandb", run, project)
-            self._begin(run, wandb, project, mode)
-        for evaluation in run.history:
-            self.on_evaluation(evaluation)
-
-    def _begin(self, run: Experiment, wandb: Any, project: str, mode: str) -> None:
+        project = self._project or os.environ.get("WANDB_PROJECT") or "fedjax-dp"
+        mode = os.environ.get("WANDB_MODE") or "offline"
+        self._memory = Memory("wandb", run, project)
         privacy = fields.privacy_of(run.guarantee)
         folder = os.path.abspath(self._folder or os.environ.get("WANDB_DIR") or os.getcwd())
         if self._folder is not None:
@@ -60,13 +51,8 @@ class Wandb:
         self._memory.keep()
         self.place = f"wandb sync {self._run.settings.sync_dir}" if mode == "offline" else str(self._run.url or "")
 
-    def on_evaluation(self, evaluation: Evaluation) -> None:
-        if evaluation.round <= self._memory.round:
-            return
-        with fields.redirect_output():
-            self._run.log(fields.numbers_of(evaluation, self._followed), step=evaluation.round, commit=True)
-        self._memory.round = evaluation.round
-        self._memory.keep()
+    def _numbers(self, numbers: Mapping[str, float], step: int) -> None:
+        self._run.log(numbers, step=step, commit=True)
 
     def on_finish(self, result: Result) -> None:
         with fields.redirect_output(), fields.files_of(result) as files:
