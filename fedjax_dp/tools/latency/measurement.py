@@ -89,39 +89,27 @@ def _bits(a: jax.Array) -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class Idle:
+class Idle(Wrapper):
     """The parameters of a model without its arithmetic: its loss only reads the records, or their targets.
 
     reads  whether it reads a record's features, once each.
     """
 
-    model: Model
+    base: Any
     reads: bool
 
-    @property
-    def frozen(self) -> Any:
-        return getattr(self.model, "frozen", None)
-
     def with_device_records(self, frozen: Any) -> "Idle":
-        model: Any = self.model
-        return dataclasses.replace(self, model=model.with_device_records(frozen))
+        return dataclasses.replace(self, base=self.base.with_device_records(frozen))
 
     def init(self, key: jax.Array) -> Any:
-        return self.model.init(key)
+        return self.base.init(key)
 
     def loss(self, params: Any, x: jax.Array, y: Any, key: jax.Array | None) -> jax.Array:
         leaves = jax.tree.leaves((x, y) if self.reads else y)
         return sum(map(_bits, leaves)).astype(jnp.float32) * _zero_loss(params)
 
     def logits(self, params: Any, x: jax.Array) -> jax.Array:
-        return self.model.logits(params, x)
-
-    @property
-    def has_features(self) -> bool:
-        return getattr(self.model, "has_features", False)
-
-    def features(self, params: Any, x: jax.Array) -> jax.Array:
-        return gradients.features(self.model, params, x[None])[0]
+        return self.base.logits(params, x)
 
 
 class Change(NamedTuple):

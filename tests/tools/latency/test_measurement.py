@@ -14,7 +14,8 @@ from fedjax_dp import prng
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.parts.batches import FixedBatches
 from fedjax_dp.parts.clipping import Unbounded
-from fedjax_dp.pytrees import value
+from fedjax_dp.parts.facts import restates
+from fedjax_dp.pytrees import Wrapper, value
 from fedjax_dp.tools.cli import bench, main
 from fedjax_dp.tools.latency import measurement
 from fedjax_dp.tools.latency.floor import Floor, floor_of
@@ -29,19 +30,18 @@ def data():
     return ragged_data((RECORDS,) * CLIENTS, classes=CLASSES, shape=(FEATURES,))
 
 
+COMMON = {"cohort_size": COHORT, "batch_size": BATCH, "local_steps": STEPS, "learning_rate": 0.1}
+NOISE = {"clip_norm": 1.0, "noise_multiplier": 1.0}
+PLAIN, CLIENTS_HIDDEN = fdp.fedavg(**COMMON), fdp.dp_fedavg(**COMMON, **NOISE)
+
+
 def private(**changes):
-    common = {"cohort_size": COHORT, "batch_size": BATCH, "local_steps": STEPS, "learning_rate": 0.1}
-    return fdp.dpnfl(**common | {"clip_norm": 1.0, "noise_multiplier": 1.0} | changes)
+    return fdp.dpnfl(**COMMON, **NOISE, **changes)
 
 
 @pytest.fixture(scope="module")
 def model():
     return logistic_regression((FEATURES,), CLASSES)
-
-
-@pytest.fixture(scope="module")
-def found(data, model):
-    return measurement.measure_round(private(), data, model, evaluate_every=10, turns=3)
 
 
 TOLD = measurement.Latency(
@@ -69,11 +69,8 @@ def test_each_variant_lacks_one_more_part(model):
 
 
 def test_what_is_not_there_is_not_left_out(model):
-    common = {"cohort_size": COHORT, "batch_size": BATCH, "local_steps": STEPS, "learning_rate": 0.1}
-    plain = measurement.variants(fdp.fedavg(**common), model)
-    assert list(plain) == ["whole", "sampling", "gradient", "gather"]
-    client = fdp.dp_fedavg(**common, clip_norm=1.0, noise_multiplier=1.0)
-    assert "noise" in measurement.variants(client, model)
+    assert list(measurement.variants(PLAIN, model)) == ["whole", "sampling", "gradient", "gather"]
+    assert "noise" in measurement.variants(CLIENTS_HIDDEN, model)
 
 
 @pytest.mark.slow
@@ -101,7 +98,8 @@ def test_a_round_without_noise_moves_as_a_plain_one_does(data, model):
 
 
 @pytest.mark.exhaustive
-def test_parts_add_up_to_the_round_and_its_share_of_an_evaluation(found):
+def test_parts_add_up_to_the_round_and_its_share_of_an_evaluation(data, model):
+    found = measurement.measure_round(private(), data, model, evaluate_every=10, turns=3)
     assert tuple(found.parts) == measurement.PARTS
     assert found.total_ms == pytest.approx(found.round_ms + found.parts["evaluation"], rel=1e-9)
     assert found.parts["evaluation"] > 0
@@ -116,20 +114,14 @@ def test_the_floor_is_counted(data, model):
     products = 4 * BATCH * FEATURES * CLASSES * STEPS * COHORT  # scores, and the gradient of the kernel
     assert products <= floor.flops <= 2 * products
     assert floor.ms == max(floor.flops_ms + floor.normals_ms, floor.bytes_ms) > 0
-    common = {"cohort_size": COHORT, "batch_size": BATCH, "local_steps": STEPS, "learning_rate": 0.1}
-    clients, plain = fdp.dp_fedavg(**common, clip_norm=1.0, noise_multiplier=1.0), fdp.fedavg(**common)
-    drawn = [floor_of(one, data, model, fdp.execution.all_devices()).normals for one in (clients, plain)]
+    drawn = [floor_of(one, data, model, fdp.execution.all_devices()).normals for one in (CLIENTS_HIDDEN, PLAIN)]
     assert drawn == [SIZE, 0]  # for whole clients once a round
 
 
 @value
-class SlowNoise(fdp.parts.NoiseSource):
+@restates(measurement.Silence)
+class SlowNoise(measurement.Silence):
     """Noise that is drawn a thousand times over."""
-
-    fresh = True
-
-    def coefficients(self, steps):
-        return (1.0,)
 
     def draw(self, key, place, size, state):
         def again(i, total):
@@ -137,35 +129,19 @@ class SlowNoise(fdp.parts.NoiseSource):
 
         return jax.lax.fori_loop(0, 1000, again, jnp.zeros(size)), state
 
-    def variance(self, step):
-        return 1000.0
-
 
 @value
-class SlowBatches:
+class SlowBatches(Wrapper):
     """Batches that are drawn a thousand times over."""
 
-    like: FixedBatches
-    even = True
-
-    def divisor(self, records):
-        return self.like.divisor(records)
-
-    def count(self, steps, largest):
-        return self.like.count(steps, largest)
+    base: FixedBatches
 
     def sample(self, key, records, steps, largest, smallest):
         def again(i, drawn):
-            fresh = self.like.sample(jax.random.fold_in(key, i), records, steps, largest, smallest)
+            fresh = self.base.sample(jax.random.fold_in(key, i), records, steps, largest, smallest)
             return fresh._replace(positions=(fresh.positions + drawn.positions) % records)
 
-        return jax.lax.fori_loop(0, 1000, again, self.like.sample(key, records, steps, largest, smallest))
-
-    def sampling(self, records):
-        return self.like.sampling(records)
-
-    def check(self, sizes):
-        self.like.check(sizes)
+        return jax.lax.fori_loop(0, 1000, again, self.base.sample(key, records, steps, largest, smallest))
 
 
 def with_slow_noise(local):
@@ -173,7 +149,7 @@ def with_slow_noise(local):
 
 
 def with_slow_batches(local):
-    return dataclasses.replace(local, batches=SlowBatches(like=local.batches))
+    return dataclasses.replace(local, batches=SlowBatches(base=local.batches))
 
 
 @pytest.mark.exhaustive
