@@ -136,6 +136,30 @@ SEES = {  # each a forward pass of one record
 }
 
 
+def seen_where_not_differentiated():
+    """Its rule is honest where features have a derivative, as in no training, and sees the batch where they do not."""
+
+    @jax.custom_jvp
+    def same(x, w):
+        return x + 0 * w
+
+    def rule(primals, tangents):
+        moved = not isinstance(tangents[0], jax.custom_derivatives.SymbolicZero)
+        result = primals[0] if moved else centred(primals[0])
+        return result, 0 * result + (tangents[0] if moved else 0)
+
+    same.defjvp(rule, symbolic_zeros=True)
+    return same
+
+
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["as it is", "in jit"])
+def test_a_rule_that_sees_which_derivatives_are_zero_is_refused(around):
+    same = around(seen_where_not_differentiated())
+    start, forward = lambda key: jnp.zeros((4, 3)), lambda params, x: same(x, params.sum()) @ params
+    with pytest.raises(errors.ConfigurationError, match=r"sees which derivatives are zero .*leave out symbolic_zeros"):
+        fdp.guarantee(dpnfl(), DATA, rounds=2, delta=1e-3, model=fdp.model((start, forward), DATA))
+
+
 @pytest.mark.parametrize("name", SEES)
 def test_what_could_see_a_batch_is_refused_by_name_and_place(name):
     model = Own(SEES[name])

@@ -87,36 +87,6 @@ def test_a_server_rule_that_is_said_to_be_optaxs_is_on_somebodys_word():
     assert "sgd (factory) is trusted: it holds no records itself" in promise(layers(), algorithm).assumptions
 
 
-def seeing_where_it_is_not_differentiated():
-    """Its rule is honest where features have a derivative, as in no training, and sees the batch where they do not."""
-
-    @jax.custom_batching.custom_vmap
-    def see(x):
-        return x
-
-    see.def_vmap(lambda size, batched, x: (jnp.broadcast_to(x.sum(0), x.shape), True))
-
-    @jax.custom_jvp
-    def same(x, w):
-        return x + 0 * w
-
-    def rule(primals, tangents):
-        moved = not isinstance(tangents[0], jax.custom_derivatives.SymbolicZero)
-        made = primals[0] if moved else see(primals[0])
-        return made, 0 * made + (tangents[0] if moved else 0)
-
-    same.defjvp(rule, symbolic_zeros=True)
-    return same
-
-
-@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["as it is", "in jit"])
-def test_a_rule_that_sees_which_derivatives_are_zero_is_refused(around):
-    same = around(seeing_where_it_is_not_differentiated())
-    start, forward = lambda key: jnp.zeros((20, 3)), lambda params, x: same(x, params.sum()) @ params
-    with pytest.raises(errors.ConfigurationError, match=r"sees which derivatives are zero .*leave out symbolic_zeros"):
-        promise(fdp.model((start, forward), DATA))
-
-
 def late(step, before, after):
     return jnp.where(step.round < 1_000, before, after)
 
