@@ -10,12 +10,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from helpers import ragged_data, thinned
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.inspection import constants
+from fedjax_dp.pytrees import replace
 
 DATA = ragged_data([40, 60, 50, 30], shape=(5, 4))
 ROWS, LABELS = np.asarray(DATA.x), np.asarray(DATA.y)
@@ -43,8 +45,8 @@ class Own:
         return -jax.nn.log_softmax(self.logits(params, x))[y] + 1e-6 * held * jnp.sum(params**2)
 
 
-def promise(model, data=DATA):
-    return fdp.guarantee(ALGORITHM, data, rounds=5, delta=1e-5, model=model)
+def promise(model, data=DATA, algorithm=ALGORITHM):
+    return fdp.guarantee(algorithm, data, rounds=5, delta=1e-5, model=model)
 
 
 def held(rows):
@@ -106,12 +108,26 @@ HOLDERS = {
     ),
     "in a network's loss": fdp.model(
         nn.Sequential((nn.Dense(3),)),
-        ragged_data([40, 60, 50, 30], shape=(20,)),
+        (SIZE,),
         loss=lambda scores, y: -jax.nn.log_softmax(scores)[y] * jnp.asarray(FLAT)[0, 0],
+    ),
+    "in an initializer": fdp.model(nn.Dense(3, kernel_init=nn.initializers.constant(FLAT[:3].T)), (SIZE,)),
+    "in a method of an array": fdp.model(nn.Sequential((jnp.asarray(FLAT[:1]).__add__, nn.Dense(3))), (SIZE,)),
+    "in a partial function": fdp.model(
+        nn.Sequential((functools.partial(jnp.dot, b=jnp.asarray(FLAT[:20])), nn.Dense(3))), (SIZE,)
     ),
     "in frozen values": fdp.models.freeze(fdp.mlp((5, 4), 3, (180,)), "head", start=None),
 }
-QUICK = ("all of them", "normalised, one", "in init", "in a compiled function", "labels", "one among others")
+OF_FLAT_RECORDS = ("in a network's loss", "in an initializer", "in a method of an array", "in a partial function")
+QUICK = (
+    "in an initializer",
+    "all of them",
+    "normalised, one",
+    "in init",
+    "in a compiled function",
+    "labels",
+    "one among others",
+)
 
 
 @functools.cache
@@ -129,7 +145,7 @@ def _with_frozen_records():
 @pytest.mark.parametrize("name", thinned(HOLDERS, QUICK, 8))
 def test_a_model_that_holds_records_is_refused_in_one_line(name):
     model = _with_frozen_records() if name == "in frozen values" else HOLDERS[name]
-    data = flat_data() if name == "in a network's loss" else DATA
+    data = flat_data() if name in OF_FLAT_RECORDS else DATA
     with pytest.raises(errors.ConfigurationError, match="that holds") as caught:
         promise(model, data)
     assert "\n" not in str(caught.value)
@@ -160,6 +176,14 @@ class Layer:
         return x
 
 
+CUBES = np.sum(FLAT**3, 0, keepdims=True)  # which no row shows
+
+
+@functools.wraps(nn.relu)
+def named_as_relu(x):
+    return x + jnp.asarray(CUBES)
+
+
 class Net(nn.Module):
     @nn.compact
     def __call__(self, x):
@@ -171,12 +195,17 @@ def test_whose_word_a_network_rests_on():
     own = {
         "Net": fdp.model(Net(), DATA),
         "<lambda>": fdp.model((start, forward), DATA),
-        "Sequential": fdp.model(nn.Sequential((nn.Dense(3), lambda scores: scores)), (SIZE,)),
         "Dense": fdp.model(nn.Dense(3), (SIZE,), loss=lambda scores, y: scores[y]),
     }
     for name, model in own.items():
         assert constants.words_of(model) == [f"{name} (model) is trusted: {constants.HOLDS_NONE}"]
-    assert constants.words_of(fdp.model(nn.Dense(3), (SIZE,))) == []
+    for layer in (lambda x: x, functools.partial(jnp.add, CUBES), jnp.asarray(CUBES).__mul__, named_as_relu):
+        model = fdp.model(nn.Sequential((layer, nn.Dense(3))), (SIZE,))
+        assert constants.words_of(model) == [f"Sequential (model) is trusted: {constants.HOLDS_NONE}"]
+    flax = (nn.relu, nn.gelu, nn.LayerNorm(), nn.GroupNorm(2), nn.remat(nn.Dense)(4), jnp.tanh, nn.Dense(3))
+    assert constants.words_of(fdp.model(nn.Sequential(flax[::-1]), (SIZE,))) == []
+    orthogonal = nn.Dense(3, kernel_init=nn.initializers.orthogonal())
+    assert constants.words_of(fdp.model(orthogonal, (SIZE,))) == []
     assert constants.words_of(fdp.models.freeze(fdp.mlp((SIZE,), 3), "head")) == []
     shapes = {
         name: (8,) if name in ("lstm", "gpt", "word_lstm", "char_lstm") else (28, 28, 1)
@@ -198,6 +227,28 @@ def test_records_of_few_numbers_are_compared_by_distance():
             promise(model(beside), data)
     for beside in (np.eye(3), RNG.normal(size=(500, 3)), np.arange(9.0)):
         assert promise(model(beside), data).epsilon < np.inf
+
+
+@pytest.mark.parametrize("begun", [lambda w: w, lambda w: (w, {"b": [w]})], ids=["an array", "nested"])
+def test_parameters_of_any_structure_that_stand_are_of_unknown_origin(begun):
+    values = np.random.default_rng(7).normal(size=(SIZE, 3)).astype(np.float32)
+    model = fdp.model(
+        (lambda key: begun(jnp.asarray(values)), lambda p, x: x.reshape(-1) @ jax.tree.leaves(p)[0]), DATA
+    )
+    assert "unknown origin" in promise(model).caveat
+
+
+@functools.wraps(optax.sgd)
+def said_to_be_sgd(learning_rate):
+    def add(updates, params):
+        return jax.tree.map(lambda a: a + jnp.sum(jnp.asarray(FLAT)), updates)
+
+    return optax.chain(optax.sgd(learning_rate), optax.stateless(add))
+
+
+def test_a_server_rule_that_is_said_to_be_optaxs_is_on_somebodys_word():
+    algorithm = replace(ALGORITHM, server=replace(ALGORITHM.server, factory=said_to_be_sgd))
+    assert "sgd (factory) is trusted: it holds no records itself" in promise(Own(), algorithm=algorithm).assumptions
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Parts that lie late, rarely, or to few: right in what is tried first, wrong in a part of the run."""
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,10 @@ from own_parts import CLIENT, CLIP, COMMON, RECORD, lying, steps, with_privatize
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
+from fedjax_dp.inspection import noise_scale, schedule_points
+from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.pytrees import replace
+from fedjax_dp.rounds.simulation import run_key
 
 POISSON = replace(RECORD, local=replace(RECORD.local, batches=parts.PoissonBatches(size=2)))
 LONG = 1_500  # rounds
@@ -92,6 +96,37 @@ def late_halves(self, key, step, size):
     """Half of the coordinates, later."""
     z = normal(fold(key, step.number), (size,))
     return jnp.where((jnp.arange(size) % 2 == 0) & (step.round > 1_400), 0.0, z)
+
+
+def late(step, before, after):
+    return jnp.where(step.round < 1_000, before, after)
+
+
+def two_that_become_one(self, key, step, size):
+    own = fold(key, step.number)
+    return (normal(fold(own, 7), (size,)) - normal(fold(own, late(step, 8, 7)), (size,))) / 2**0.5
+
+
+def halves_that_become_alike(self, key, step, size):
+    own, half = fold(key, step.number), -(-size // 2)
+    return jnp.concatenate([normal(fold(own, 1), (half,)), normal(fold(own, late(step, 2, 1)), (half,))])[:size]
+
+
+def coins_that_turn_back(self, key, step, size):
+    def quantile(words):
+        uniform = (words >> 8).astype(jnp.float32) / 2**24
+        return jax.scipy.special.erfinv(jnp.clip(2 * uniform - 1, -1 + 1e-6, 1 - 1e-6)) * 2**0.5
+
+    words = jax.random.bits(fold(key, step.number), (size,))
+    return (quantile(words) - quantile(words ^ late(step, jnp.uint32(2**32 - 1), jnp.uint32(0)))) / 2
+
+
+def steps_that_share(self, key, step, size):
+    return normal(fold(key, late(step, step.number, step.number // 2)), (size,))
+
+
+def steps_that_cancel(self, key, step, size):
+    return (1.0 - 2.0 * (step.number % 2)) * steps_that_share(self, key, step, size)
 
 
 def quiet_where(quiet):
@@ -304,6 +339,17 @@ def fading(t):
     return 1 / (1 + 0.1 * t)
 
 
+# noise that the round makes of other bits, so that it meets itself late
+MEETING = {
+    draw.__name__: draw
+    for draw in (
+        two_that_become_one,
+        halves_that_become_alike,
+        coins_that_turn_back,
+        steps_that_share,
+        steps_that_cancel,
+    )
+}
 SHUFFLED, COINS, PICKS = own.Shuffled(size=3), own.Coins(rate=0.5), own.Picks(size=2)
 TWELVE = {"steps": 12}
 STATE = {"init": lambda self: jnp.float32(0)}
@@ -318,6 +364,8 @@ LIARS = {
             "noise of bits that are cut off late": noise(by_hand),
             "noise that takes itself back late": noise(takes_itself_back),
             "noise of half the coordinates late": noise(late_halves),
+            **{f"noise of {name}": noise(draw) for name, draw in MEETING.items()},
+            **{f"server noise of {name}": server_noise(draw) for name, draw in MEETING.items()},
             "privatizer annealed after round 1,000": privatizer(quiet_where(lambda step, *_: step.round >= 1_000)),
             "privatizer silent in a branch": privatizer(in_a_branch),
             "upload a tenth fainter after 600 of 1,500": upload(
@@ -483,6 +531,8 @@ def epsilon(algorithm, rounds, data):
 # one of a privatizer, of a transport and of local steps
 FAMILIES = (
     "noise silent for ids from 1,000 on",
+    "noise of two_that_become_one",
+    "server noise of two_that_become_one",
     "privatizer quiet for large parameters",
     "upload annealed after 40 of 100",
     "cohort with client 0 from round 1,000 on",
@@ -499,3 +549,31 @@ def test_a_late_or_rare_lie_gets_no_epsilon(name):
         epsilon(algorithm, rounds, data())
     assert "\n" not in str(caught.value)
     assert "fails under vmap" not in str(caught.value), caught.value
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_the_trace_tells_that_the_round_decides_which_bits_a_noise_is_made_of(name):
+    (found,) = noise_scale.scale_names(
+        lambda key, **where: MEETING[name](None, key, StepContext(**where), 4),
+        run_key(0),
+        schedule_points.example_point(),
+    )
+    assert "round" in found.bits
+    assert ("round" in found.scale) == ("_that_share" not in name and "_that_cancel" not in name)
+
+
+def two_that_stay_two(self, key, step, size):
+    own = fold(fold(key, step.round), step.number)
+    return (normal(fold(own, 1), (size,)) - normal(fold(own, late(step, 2, 3)), (size,))) / 2**0.5
+
+
+def halves(self, key, step, size):
+    own, half = fold(fold(key, step.round), step.number), -(-size // 2)
+    return jnp.concatenate([normal(fold(own, 1), (half,)), normal(fold(own, 2), (half,))])[:size]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draw", usual([two_that_stay_two, halves], [halves]))
+def test_noise_of_other_keys_in_other_rounds_is_right(draw):
+    for algorithm in (noise(draw), server_noise(draw)):
+        assert epsilon(algorithm, LONG, few()) < math.inf
