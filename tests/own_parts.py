@@ -25,6 +25,7 @@ CLIP = {"clip_norm": 0.7, "noise_multiplier": 2.0}
 RECORD = fdp.dpnfl(**COMMON, **CLIP, l2=0.0, schedule="constant")
 CLIENT = fdp.dp_fedavg(**COMMON, **CLIP, cohort="uniform")
 OUTPUT = fdp.dp_fedavg_output(**COMMON, **CLIP)
+POISSON = replace(RECORD, local=replace(RECORD.local, batches=fdp.parts.PoissonBatches(size=2)))
 
 
 def steps(algorithm, **parts):
@@ -53,6 +54,27 @@ def lying(part, **members):
 def stateless(draw):
     """The `draw` of a noise source that keeps nothing, by a function without a state."""
     return lambda self, key, step, size, state: (draw(self, key, step, size), state)
+
+
+def lying_noise(draw, algorithm=RECORD):
+    """The algorithm with JAX's normals that are drawn otherwise."""
+    return with_privatizer(algorithm, source=lying(JaxNormals(), draw=stateless(draw)))
+
+
+def lying_server_noise(draw):
+    return replace(CLIENT, upload=replace(CLIENT.upload, source=lying(JaxNormals(), draw=stateless(draw))))
+
+
+def lying_privatizer(**members):
+    return steps(RECORD, privatizer=lying(Noises(**CLIP), **members))
+
+
+def lying_bound(apply, algorithm=RECORD):
+    return with_privatizer(algorithm, bound=lying(Normalise(), apply=apply))
+
+
+def lying_upload(**members):
+    return replace(CLIENT, upload=lying(Clips(**CLIP), **members))
 
 
 def without(part, name):

@@ -4,7 +4,6 @@ import importlib
 import inspect
 import pkgutil
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ragged_data
@@ -240,41 +239,11 @@ def test_every_part_passes_the_conformance_suite(name):
     check_algorithm(EXAMPLES[name][0], DATA, model=MODEL if name in FEATURES else None)
 
 
-def a_tenth(self, shares):
-    return 0.1 * parts.PoissonCohort.rates(self, shares), 1
-
-
-def fainter(self, key, step, size, state):
-    return 0.9 * parts.WhiteNoise.draw(self, key, step, size, state)[0], state
-
-
 def a_round_later(self, keys, round_index, shares):
     return parts.LoggedCohort.sample(self, keys, round_index + 1, shares)
 
 
-def always_the_same(self, key, records, steps, largest, smallest):
-    found = parts.FixedBatches.sample(self, key, records, steps, largest, smallest)
-    return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
-
-
-LYING = {
-    "cohort": (
-        lying(parts.PoissonCohort(size=3), inclusion_probability=a_tenth),
-        lambda part: replace(CLIENT, cohort=part),
-    ),
-    "cohort of a log": (
-        lying(parts.LoggedCohort.of(LOG), sample=a_round_later),
-        lambda part: replace(CLIENT, cohort=part),
-    ),
-    "batches": (lying(parts.FixedBatches(size=2), sample=always_the_same), lambda part: steps(RECORD, batches=part)),
-    "noise source": (lying(parts.WhiteNoise(), draw=fainter), lambda part: with_privatizer(RECORD, source=part)),
-}
-
-
-@pytest.mark.parametrize("slot", LYING)
-def test_a_part_of_the_project_that_lied_would_be_found(slot):
-    """An inclusion probability of a tenth, say: the class is listed nowhere, and its examiners refuse it."""
-    part, place = LYING[slot]
-    assert fits(type(part), facts.SLOTS[slot.removesuffix(" of a log")])
-    with pytest.raises(AssertionError, match="measured"):
-        examined(type(part).__name__, place(part))
+def test_a_cohort_that_is_not_its_log_is_found():
+    later = replace(CLIENT, cohort=lying(parts.LoggedCohort.of(LOG), sample=a_round_later))
+    with pytest.raises(AssertionError, match="who takes part: measured"):
+        inspection.examine_part("cohort", later.cohort, inspection.Place(later, DATA, MODEL, ROUNDS))

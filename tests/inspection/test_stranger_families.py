@@ -9,7 +9,23 @@ import optax
 import own_parts as own
 import pytest
 from helpers import ragged_data, thinned, usual
-from own_parts import CLIENT, CLIP, COMMON, OUTPUT, RECORD, lying, steps, with_privatizer, without
+from own_parts import (
+    CLIENT,
+    CLIP,
+    COMMON,
+    OUTPUT,
+    POISSON,
+    RECORD,
+    lying,
+    lying_bound,
+    lying_noise,
+    lying_privatizer,
+    lying_server_noise,
+    lying_upload,
+    steps,
+    with_privatizer,
+    without,
+)
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
@@ -46,13 +62,13 @@ RIGHT = {
     "batches by luck": (steps(RECORD, batches=own.Picks(size=2)), RECORD),
     "batches by coins": (
         steps(RECORD, batches=own.RecordCoins(size=2)),
-        steps(RECORD, batches=parts.PoissonBatches(size=2)),
+        POISSON,
     ),
     "all records": (steps(RECORD, batches=own.Everything()), FULL),
     "own clipping": (with_privatizer(RECORD, bound=own.Normalise()), RECORD),
     "own clipping, Poisson": (
         steps(with_privatizer(RECORD, bound=own.Normalise()), batches=parts.PoissonBatches(size=2)),
-        steps(RECORD, batches=parts.PoissonBatches(size=2)),
+        POISSON,
     ),
     "own batch clipping": (with_privatizer(RECORD, bound=own.ClampMean()), BATCH),
     "own bound of a noised upload": (with_privatizer(OUTPUT, bound=own.ClampMean()), OUTPUT),
@@ -71,7 +87,7 @@ RIGHT = {
     "own schedule": (steps(RECORD, schedule=lambda t: 1 / (1 + 0.1 * t)), RECORD),
     "own privatizer, Poisson": (
         steps(RECORD, privatizer=own.Noises(**CLIP), batches=parts.PoissonBatches(size=2)),
-        steps(RECORD, batches=parts.PoissonBatches(size=2)),
+        POISSON,
     ),
     "weight decay": (steps(RECORD, corrections=(own.Decay(strength=0.1),)), RECORD),
     "weight decay under a noised upload": (steps(OUTPUT, corrections=(own.Decay(strength=0.1),)), OUTPUT),
@@ -175,19 +191,14 @@ def often(self, keys, round_index, shares):
     return own.answering(jnp.arange(shares.shape[0]), selected=jax.random.uniform(keys.round, shares.shape) < 0.8)
 
 
-def first_records(self, key, records, steps, largest, smallest):
-    found = own.Picks.sample(self, jax.random.key(0), records, steps, largest, smallest)
-    return found._replace(positions=jnp.broadcast_to(jnp.arange(self.size), found.positions.shape))
+def moved(positions):
+    """Batches whose positions are a function of those drawn `(steps, size)` and of the number of records."""
 
+    def sample(self, key, records, steps, largest, smallest):
+        found = own.Picks.sample(self, key, records, steps, largest, smallest)
+        return found._replace(positions=jnp.broadcast_to(positions(found.positions, records), found.positions.shape))
 
-def same_batch(self, key, records, steps, largest, smallest):
-    found = own.Picks.sample(self, key, records, steps, largest, smallest)
-    return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
-
-
-def same_after_two(self, key, records, steps, largest, smallest):
-    found = own.Picks.sample(self, key, records, steps, largest, smallest)
-    return found._replace(positions=jnp.concatenate([found.positions[:2]] * steps)[:steps])
+    return sample
 
 
 def every_other_run(self, key, records, steps, largest, smallest):
@@ -199,16 +210,6 @@ def every_other_run(self, key, records, steps, largest, smallest):
 
 def every_third_round(self, keys, round_index, shares):
     return own.Shuffled.sample(self, parts.CohortKeys.of(jax.random.key(0), round_index % 3), round_index, shares)
-
-
-def one_record_twice(self, key, records, steps, largest, smallest):
-    found = own.Picks.sample(self, key, records, steps, largest, smallest)
-    return found._replace(positions=jnp.broadcast_to(found.positions[:, :1], found.positions.shape))
-
-
-def others_records(self, key, records, steps, largest, smallest):
-    found = own.Picks.sample(self, key, records, steps, largest, smallest)
-    return found._replace(positions=found.positions + records)
 
 
 def realised(self, key, records, steps, largest, smallest):
@@ -447,10 +448,10 @@ LIES = {
     **{
         f"batches {name}": steps(RECORD, batches=lying(part, **members))
         for name, (part, members) in {
-            "of the first": (PICKS, {"sample": first_records}),
-            "same in every step": (PICKS, {"sample": same_batch}),
-            "of one record twice": (PICKS, {"sample": one_record_twice}),
-            "of others' records": (PICKS, {"sample": others_records}),
+            "of the first": (PICKS, {"sample": moved(lambda drawn, records: jnp.arange(2))}),
+            "same in every step": (PICKS, {"sample": moved(lambda drawn, records: drawn[:1])}),
+            "of one record twice": (PICKS, {"sample": moved(lambda drawn, records: drawn[:, :1])}),
+            "of others' records": (PICKS, {"sample": moved(lambda drawn, records: drawn + records)}),
             "over who came": (own.RecordCoins(size=2), {"sample": realised}),
             "of a smaller law": (PICKS, {"sampling": says(WithoutReplacement(2, 80))}),
             "Poisson at half the rate": (own.RecordCoins(size=2), {"sampling": says(Poisson(0.1))}),
@@ -461,20 +462,20 @@ LIES = {
     **{
         f"batches {name}": steps(RECORD, steps=6, batches=lying(PICKS, sample=sample))
         for name, sample in {
-            "same after two": same_after_two,
+            "same after two": moved(lambda drawn, records: jnp.resize(drawn[:2], drawn.shape)),
             "sometimes again": every_other_run,
         }.items()
     },
     "batches with an idle last step": steps(OUTPUT, batches=lying(PICKS, sample=last_idle)),
     **{
-        f"bound {name}": with_privatizer(RECORD, bound=lying(own.Normalise(), **members))
-        for name, members in {
-            "wider than told": {"apply": scaled_bound(1.5)},
-            "of a smaller unit": {"apply": scaled_bound(1.0, 0.5)},
-            "by a part of the tensors": {"apply": by_tensor_norm},
-            "of a unit made of the batch": {"apply": unit_of_the_batch},
-            "that does not clip": {"apply": unclipped},
-            "of the batch": {"apply": own.ClampMean.apply},
+        f"bound {name}": lying_bound(apply)
+        for name, apply in {
+            "wider than told": scaled_bound(1.5),
+            "of a smaller unit": scaled_bound(1.0, 0.5),
+            "by a part of the tensors": by_tensor_norm,
+            "of a unit made of the batch": unit_of_the_batch,
+            "that does not clip": unclipped,
+            "of the batch": own.ClampMean.apply,
         }.items()
     },
     "bound of the batch, with the unit of records": with_privatizer(
@@ -487,14 +488,12 @@ LIES = {
             )._replace(noise_unit=clip / records.divisor),
         ),
     ),
-    "bound over who came": steps(
-        with_privatizer(RECORD, bound=lying(own.Normalise(), apply=realised_mean)), batches=parts.PoissonBatches(size=2)
-    ),
+    "bound over who came": lying_bound(realised_mean, POISSON),
     "bound wider than told, noised upload": with_privatizer(
         OUTPUT, bound=lying(own.ClampMean(), apply=scaled_bound(1.5))
     ),
     **{
-        f"noise {name}": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=own.stateless(draw)))
+        f"noise {name}": lying_noise(draw)
         for name, draw in {
             "that never changes": frozen,
             "of one number": one_number,
@@ -509,11 +508,9 @@ LIES = {
     "noise that takes back more than told": with_privatizer(
         RECORD, source=lying(own.TakesBack(), coefficients=lambda self, steps: (1.0, -0.1))
     ),
-    "server noise that never changes": replace(
-        CLIENT, upload=replace(CLIENT.upload, source=lying(own.JaxNormals(), draw=own.stateless(frozen)))
-    ),
+    "server noise that never changes": lying_server_noise(frozen),
     **{
-        f"privatizer {name}": steps(RECORD, privatizer=lying(own.Noises(**CLIP), **members))
+        f"privatizer {name}": lying_privatizer(**members)
         for name, members in {
             "of half the noise": {"gradient": faint_gradient},
             "that noises the first step": {"gradient": first_step_only},
@@ -546,7 +543,7 @@ LIES = {
         local=replace(CLIENT.local, corrections=(of_kind(finish=lambda self, update, *rest: (update, ())),)),
     ),
     **{
-        f"upload {name}": replace(CLIENT, upload=lying(own.Clips(**CLIP), **members))
+        f"upload {name}": lying_upload(**members)
         for name, members in {
             "longer than told": {"message": long_message},
             "unclipped": {"message": any_message},
@@ -721,7 +718,7 @@ def up_and_down(at):
 ONE = {"init": lambda self: jnp.float32(1)}
 LIES |= {
     **{
-        f"upload {name}": replace(CLIENT, upload=lying(own.Clips(**CLIP), **members))
+        f"upload {name}": lying_upload(**members)
         for name, members in {
             "of ten means": {"release": scaled_mean},
             "of a growing clip": {"message": growing, "release": doubled_state, **ONE},
@@ -743,18 +740,11 @@ LIES |= {
     },
     "transport ten times as loud": replace(CLIENT, transport=lying(own.Open(), total=louder)),
     "transport of one bit": replace(CLIENT, transport=lying(own.Open(), message=one_bit)),
-    **{
-        f"bound {name}, Poisson": steps(
-            with_privatizer(RECORD, bound=lying(own.Normalise(), apply=apply)), batches=parts.PoissonBatches(size=2)
-        )
-        for name, apply in {
-            "with a unit of its rows": unit_of_rows,
-            "with a unit of those present": unit_of_present,
-        }.items()
-    },
-    "bound that is not finite": with_privatizer(RECORD, bound=lying(own.Normalise(), apply=naive)),
-    "noise times the rate": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=own.stateless(times_rate))),
-    "noise that falls silent": with_privatizer(RECORD, source=lying(own.JaxNormals(), draw=own.stateless(silent_late))),
+    "bound with a unit of its rows, Poisson": lying_bound(unit_of_rows, POISSON),
+    "bound with a unit of those present, Poisson": lying_bound(unit_of_present, POISSON),
+    "bound that is not finite": lying_bound(naive),
+    "noise times the rate": lying_noise(times_rate),
+    "noise that falls silent": lying_noise(silent_late),
     "cohort of a seed of its own": replace(CLIENT, cohort=lying(COINS, sample=own_seed)),
     "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplification=fewer_others)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),

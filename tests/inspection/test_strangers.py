@@ -288,12 +288,6 @@ def test_probabilities_need_a_word_about_their_origin():
     assert any("are trusted to depend on public numbers alone" in line for line in promise.assumptions)
 
 
-def test_seeds_of_more_than_32_bits_are_refused():
-    for seed in (2**32, -1, True, 0.5):
-        with pytest.raises(errors.ConfigurationError, match="seed must be"):
-            fdp.simulate(RECORD, DATA, rounds=1, seed=seed)
-
-
 def test_accuracy_on_records_that_clients_hold_out_is_mentioned():
     held = dataclasses.replace(DATA, test_clients=np.zeros(len(DATA.y_test), np.int32))
     told = fdp.guarantee(RECORD, held, rounds=2, delta=1e-5).warnings
