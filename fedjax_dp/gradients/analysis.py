@@ -109,9 +109,7 @@ class GradientPlan(NamedTuple):
         """The other operand of the last product with parameters."""
         assert self.features is not None
         path, operand, _ = self.features
-        sites = merge_sites(program.nest({path: operand}), self.products)
-        arguments = [*leaves, *jax.tree.leaves((frozen, record))]
-        seen = program.run(self.closed.jaxpr, self.closed.consts, arguments, sites, program.nest({path: None}))[1]
+        seen = self.run(leaves, frozen, record, program.nest({path: None}), program.nest({path: operand}))[1]
         return program.entry_at(seen, path)
 
     @property

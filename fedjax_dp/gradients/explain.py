@@ -60,24 +60,16 @@ class Explanation(NamedTuple):
 
     def to_dict(self) -> dict[str, Any]:
         """The explanation as JSON content."""
-        return {
-            "weights": [weight._asdict() for weight in self.weights],
-            "dtype": self.dtype,
-            "bytes_per_record": self.bytes_per_record,
-            "records_at_once": self.records_at_once,
-        }
+        return self._asdict() | {"weights": [weight._asdict() for weight in self.weights]}
 
 
 def explain(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> Explanation:
     """How `clipped_sum` computes the record gradients of a model on batches like x and y `(records, ...)`."""
     plan = loss_plan(model, params, x, y, keys)
     weights = [_weight(plan, weight) for weight in plan.weights]
-    for leaf, why in plan.direct.items():
-        size = math.prod(plan.shapes[leaf].shape)
-        weights.append(Weight((plan.names[leaf],), size, "direct", why, 4 * size))
-    for leaf in plan.unused:
-        size = math.prod(plan.shapes[leaf].shape)
-        weights.append(Weight((plan.names[leaf],), size, "unused", "the loss does not depend on it", 0))
+    for leaf, why in (plan.direct | dict.fromkeys(plan.unused, "the loss does not depend on it")).items():
+        size, used = math.prod(plan.shapes[leaf].shape), leaf in plan.direct
+        weights.append(Weight((plan.names[leaf],), size, "direct" if used else "unused", why, 4 * size if used else 0))
     at_once = MEMORY // max(1, plan.bytes_per_record)
     dtype = jnp.dtype(getattr(model, "dtype", jnp.float32)).name
     return Explanation(tuple(weights), dtype, plan.bytes_per_record, max(1, at_once))

@@ -9,7 +9,7 @@ from jax.extend import core
 
 from fedjax_dp.gradients.equations import axes_of, keeps_order, sizes_of, slices_of
 
-IDENTITIES = (
+IDENTITIES = [
     "copy",
     "copy_p",
     "convert_element_type",
@@ -18,7 +18,7 @@ IDENTITIES = (
     "name",
     "pvary",
     "reshard",
-)
+]
 
 
 class ParameterView(NamedTuple):

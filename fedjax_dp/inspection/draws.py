@@ -7,7 +7,7 @@ import numpy as np
 from fedjax_dp.accounting import FullBatch, ParticipationLog, Sampling
 from fedjax_dp.inspection.noise_scale import scale_names
 from fedjax_dp.inspection.sampling_law import examine_sampling, require_independent_draws
-from fedjax_dp.inspection.trials import QUICK, RUNS, Place, draw_cohorts, keys_of
+from fedjax_dp.inspection.trials import RUNS, Place, compile_trials, draw_cohorts, keys_of
 from fedjax_dp.inspection.verdict import (
     count_deviate,
     largest_deviate,
@@ -176,10 +176,7 @@ def examine_batches(batches: Batches, place: Place) -> None:
     steps = batches.count(local.steps, data.largest)
     distinct = np.unique(np.asarray(data.sizes))
     count = max(min(max(-(-place.effort.batches // steps), RUNS), 2**22 // (steps * data.largest)), 50)
-    draw = jax.jit(
-        jax.vmap(lambda key, records: batches.sample(key, records, steps, data.largest, data.smallest), (0, None)),
-        compiler_options=QUICK,
-    )
+    draw = compile_trials(lambda key, n: batches.sample(key, n, steps, data.largest, data.smallest), (0, None))
     some = np.unique(np.linspace(0, len(distinct) - 1, min(len(distinct), DISTINCT)).astype(int))
     for records in distinct[some].tolist():
         name = f"batches of {records} records"

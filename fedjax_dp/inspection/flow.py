@@ -234,8 +234,6 @@ def _fields(path: Any) -> list[str]:
 
 
 def _describe_path(path: Any) -> str:
-    names = _fields(path)
-    known = [name for name in names if name in ("params", "optimizer", "upload", "shared", "clients")]
     words = {
         "params": "the model",
         "optimizer": "the server's optimizer",
@@ -243,7 +241,7 @@ def _describe_path(path: Any) -> str:
         "shared": "what the server keeps for local steps",
         "clients": "what clients keep",
     }
-    return words[known[0]] if known else "a client's message"
+    return next((words[name] for name in _fields(path) if name in words), "a client's message")
 
 
 class _PrivateGradient(NamedTuple):

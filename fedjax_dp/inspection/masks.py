@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp.inspection.trials import QUICK, Place, keys_of
+from fedjax_dp.inspection.trials import Place, compile_trials, keys_of
 from fedjax_dp.inspection.verdict import count_deviate, require, require_usual
 from fedjax_dp.parts.transport import Transport
 from fedjax_dp.pytrees import replace
@@ -28,7 +28,7 @@ def examine_masks(transport: Transport, place: Place) -> None:
     def of(key: jax.Array, t: jax.Array) -> jax.Array:
         return jax.vmap(lambda i: transport.message(key, t, i, ids, selected, flat[i])[0])(ids)
 
-    run = jax.jit(jax.vmap(jax.vmap(of, (None, 0)), (0, None)), compiler_options=QUICK)
+    run = compile_trials(jax.vmap(of, (None, 0)), (0, None))
     words = np.asarray(run(keys_of(KEYS, "masks", seed), jnp.arange(2)))  # (keys, rounds, members, lanes, size)
     lanes = words.shape[3]
     bits = 16 if lanes > 1 else 32

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from fedjax_dp.accounting import Adjacency
 from fedjax_dp.data.store import FederatedData
@@ -170,11 +170,6 @@ def examine_function(
     if adjacency is Adjacency.ADD_REMOVE:
         kept = np.array([np.delete(np.arange(count), i) for i in at])
         other = [a[each[:, None], kept] for a in one]
-    run = jax.jit(jax.vmap(lambda leaves: flatten(function(jax.tree.unflatten(structure, leaves)))))
+    run = jax.jit(jax.vmap(lambda leaves: ravel_pytree(function(jax.tree.unflatten(structure, leaves)))[0]))
     before, after = (np.asarray(run(stores), float) for stores in (one, other))
     require_moved_within("the function", before, after, sensitivity, adjacency)
-
-
-def flatten(tree: Any) -> jax.Array:
-    """All numbers of a pytree in one vector."""
-    return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(tree)])

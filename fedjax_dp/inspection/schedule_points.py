@@ -11,7 +11,7 @@ import scipy
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.noise_law import examine_sizes, require_uncorrelated
 from fedjax_dp.inspection.noise_scale import Names
-from fedjax_dp.inspection.trials import QUICK, keys_of
+from fedjax_dp.inspection.trials import compile_trials, keys_of
 from fedjax_dp.inspection.verdict import certainty, limit, require, require_so
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts.batches import divisors_of
@@ -79,9 +79,7 @@ def points_of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, de
         [ids[(at + rng.integers(ids.size)) % ids.size], *(rng.choice(ids, sequences) for _ in range(times - 1))]
     )
     steps = jnp.arange(tau)
-    points = jax.jit(
-        jax.vmap(lambda client, t: points_of_steps(algorithm, data, client, t, steps)), compiler_options=QUICK
-    )
+    points = compile_trials(lambda client, t: points_of_steps(algorithm, data, client, t, steps))
     return points(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
 
 
@@ -191,6 +189,6 @@ def _draw_differences(
         one, other = (draw(role_key(key, name), points, size) for name in ("one", "other"))
         return (one - other) / np.float32(2**0.5)
 
-    run = jax.jit(jax.vmap(jax.vmap(of), (0, None)), compiler_options=QUICK)
+    run = compile_trials(jax.vmap(of), (0, None))
     keys = keys_of(times * sequences, "everywhere").reshape(times, sequences)
     return np.asarray(run(keys, arrays(at)), np.float32)

@@ -14,7 +14,7 @@ from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batch
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
 from fedjax_dp.inspection.schedule_points import whiten
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, Place, compile_trials, keys_of
+from fedjax_dp.inspection.trials import NOISE_SLACK, SLACK, Place, compile_trials, keys_of
 from fedjax_dp.inspection.verdict import require, require_at_most, require_so
 from fedjax_dp.models.model import size_of
 from fedjax_dp.numpy_streams import numpy_stream
@@ -139,8 +139,8 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
 
     usual, divisor = tuple(a[0] for a in batches.own), jnp.int32(DIVISOR)
     depends, bits = _scale_of_noise(of, (batches.params[0], *usual))
-    draw = jax.jit(jax.vmap(jax.vmap(of, (None, 0, *[None] * 5)), (0, None, *[None] * 5)), compiler_options=QUICK)
-    run = jax.jit(jax.vmap(of, (0, None, None, 0, 0, 0, 0)), compiler_options=QUICK)
+    draw = compile_trials(jax.vmap(of, (None, 0, *[None] * 5)), (0, None, *[None] * 5))
+    run = compile_trials(of, (0, None, None, 0, 0, 0, 0))
     own_keys, least, loud = keys_of(BATCHES, "privatizer"), np.inf, (batches.params[0], *usual)
     for client in some:
         for t in sorted({0, rounds - 1}):

@@ -54,8 +54,8 @@ class Place(NamedTuple):
         return self.algorithm.upload.unit is Unit.CLIENT
 
 
-def compile_trials(function: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.jit(jax.vmap(function), compiler_options=QUICK)
+def compile_trials(function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+    return jax.jit(jax.vmap(function, in_axes), compiler_options=QUICK)
 
 
 def keys_of(count: int, role: str, seed: int = 0) -> jax.Array:

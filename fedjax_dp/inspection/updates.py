@@ -15,7 +15,7 @@ from fedjax_dp.inspection.noise_law import examine_noise, examine_sizes, require
 from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
 from fedjax_dp.inspection.schedule_points import whiten
 from fedjax_dp.inspection.steps import releases_of
-from fedjax_dp.inspection.trials import NOISE_SLACK, QUICK, SLACK, TRIALS, Place, compile_trials, draw_cohorts, keys_of
+from fedjax_dp.inspection.trials import NOISE_SLACK, SLACK, TRIALS, Place, compile_trials, draw_cohorts, keys_of
 from fedjax_dp.inspection.verdict import require, require_at_most, require_so
 from fedjax_dp.numpy_streams import numpy_stream
 from fedjax_dp.parts.aggregation import Aggregate
@@ -89,12 +89,8 @@ def examine_upload(upload: ClientPrivacy, place: Place) -> None:
 
     rows, squares, states = compile_trials(of_two)(keys_of(times, "all rounds"))
     states = jax.tree.map(lambda a: a[0] if stateful else a[0, :1], states)
-    longest = _longest_messages(
-        upload,
-        sizes,
-        states,
-        MessageEncoding(members, algorithm.transport.resolution, algorithm.transport.limit(members)),
-    )
+    sent = MessageEncoding(members, algorithm.transport.resolution, algorithm.transport.limit(members))
+    longest = _longest_messages(upload, sizes, states, sent)
     require_so(np.isfinite(longest).all(), "a message", "one that is not finite", "finite: else a run would stop")
     wanted = np.broadcast_to(stated * longest, tried.shape)
     require(np.all(wanted > 0), "the noise multiplier of its event", f"{stated:g}", "above 0")
@@ -289,7 +285,7 @@ def examine_estimator(aggregate: Aggregate, place: Place) -> None:
         return bent, jnp.max(jax.vmap(moves)(some % positions)) / clip
 
     members = jax.tree.map(jnp.asarray, schedule)
-    run = jax.jit(jax.vmap(of), compiler_options=QUICK)
+    run = compile_trials(of)
     bent, moved = (float(np.max(np.asarray(a))) for a in run(members, keys_of(len(schedule.ids), "estimator")))
     certain = "in cohorts of this run"
     require_at_most("the mean of two sums of messages less their means, over its reach", bent, 1e-2, certain)

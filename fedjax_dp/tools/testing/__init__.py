@@ -28,6 +28,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Event, Release
@@ -128,7 +129,7 @@ def check_noise(
     errors.require_positive("std", std)
 
     def flat(key: jax.Array) -> jax.Array:
-        return neighbours.flatten(draw(key))
+        return ravel_pytree(draw(key))[0]
 
     size = jax.eval_shape(flat, keys_of(1, "runs", seed)[0]).size
     trials = max(math.ceil(draws / size), 32)
