@@ -9,16 +9,10 @@ from jax.extend import core
 
 from fedjax_dp.gradients.equations import axes_of, keeps_order, sizes_of, slices_of
 
-IDENTITIES = [
-    "copy",
-    "copy_p",
-    "convert_element_type",
-    "reduce_precision",
-    "sharding_constraint",
-    "name",
-    "pvary",
-    "reshard",
-]
+IDENTITIES = (
+    *("copy", "copy_p", "convert_element_type", "reduce_precision", "sharding_constraint"),
+    *("name", "pvary", "reshard"),
+)
 
 
 class ParameterView(NamedTuple):

@@ -2,7 +2,7 @@
 
 import functools
 import itertools
-from typing import NamedTuple
+import types
 
 import jax
 import jax.numpy as jnp
@@ -19,29 +19,11 @@ from fedjax_dp.pytrees import ravel
 RECORDS, CLIP = 6, 0.5
 
 
-class Shape(NamedTuple):
-    """A convolution of images `(*space, channels)`."""
-
-    space: tuple[int, ...]
-    channels: int
-    kernel: tuple[int, ...]
-    outputs: int
-    padding: tuple[tuple[int, int], ...]
-    strides: tuple[int, ...]
-    spread: tuple[int, ...]
-    dilation: tuple[int, ...]
-
-
-def shape(space, channels, kernel, outputs, padding=None, strides=None, spread=None, dilation=None):
-    ones = (1,) * len(space)
-    return Shape(
-        space,
-        channels,
-        kernel,
-        outputs,
-        padding or ((0, 0),) * len(space),
-        *(a or ones for a in (strides, spread, dilation)),
-    )
+def shape(space, channels, kernel, outputs, padding=None, **changes):
+    """A convolution of images `(*space, channels)`; changes of strides, spread and dilation."""
+    usual = dict.fromkeys(("strides", "spread", "dilation"), (1,) * len(space))
+    sizes = {"space": space, "channels": channels, "kernel": kernel, "outputs": outputs}
+    return types.SimpleNamespace(**sizes, padding=padding or ((0, 0),) * len(space), **usual | changes)
 
 
 SHAPES = {
@@ -94,7 +76,7 @@ def problem(one, seed=0, records=RECORDS):
     return model, params, x, rng.normal(size=(records, *out)).astype(np.float32)
 
 
-def convolution(image, kernel, one):
+def windows_of(image, one):
     """Windows `(*out, *kernel, channels)` of an image, entry by entry."""
     spread = np.zeros([(n - 1) * s + 1 for n, s in zip(image.shape, one.spread)] + [one.channels])
     spread[tuple(slice(None, None, s) for s in one.spread)] = image
@@ -113,13 +95,10 @@ def convolution(image, kernel, one):
 
 def gradients_by_numpy(params, x, y, one):
     """The gradient of every record by the kernel and by the bias."""
-    kernel, bias, axes = (
-        np.asarray(params["kernel"], np.float64),
-        np.asarray(params["bias"], np.float64),
-        len(one.space),
-    )
+    kernel, bias = (np.asarray(params[name], np.float64) for name in ("kernel", "bias"))
+    axes = len(one.space)
     for image, weights in zip(x.astype(np.float64), y.astype(np.float64)):
-        windows = convolution(image, kernel, one)
+        windows = windows_of(image, one)
         result = np.tensordot(windows, kernel, axes + 1)
         e = weights / np.cosh(result + bias) ** 2
         places = list(range(axes))

@@ -6,12 +6,13 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from helpers import ragged_data
+from own_parts import lying
 from test_local_steps import HONEST
 
 import fedjax_dp as fdp
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.inspection.flow import check, stated_gradients
-from fedjax_dp.parts import ClientModels, LocalSgd, LocalTraining, ModelBeside, OwnSteps, PersonalSgd, Pull, restates
+from fedjax_dp.parts import ClientModels, LocalSgd, LocalTraining, ModelBeside, OwnSteps, PersonalSgd, Pull
 from fedjax_dp.prng import role_key
 
 DATA = ragged_data([8] * 6)
@@ -68,23 +69,19 @@ def test_a_stream_that_is_drawn_twice_is_refused():
         fdp.guarantee(local(keys=("", "")), DATA, rounds=3, delta=1e-3, model=MODEL)
 
 
-@fdp.value
-class More(Runs):
-    """As many steps in each run as are stated for all."""
-
-    no_epsilon_reason, initial_release, extra_gradients, is_sgd, parts = None, False, 0, False, ()
-    rates, run = Runs.rates, Runs.run
-
-    @property
-    def sgd(self):
-        return dataclasses.replace(super().sgd, steps=self.steps)
-
-
 def test_more_gradients_of_a_stream_than_are_stated_are_refused():
+    def sgd(self):
+        return dataclasses.replace(Runs.sgd.fget(self), steps=self.steps)
+
     wrong = local(keys=("one", "other"))
-    given = {field.name: getattr(wrong.local, field.name) for field in dataclasses.fields(wrong.local)}
     with pytest.raises(ConfigurationError, match=r"of stream 0.*at most the 4 that are stated, got 8"):
-        fdp.guarantee(dataclasses.replace(wrong, local=More(**given)), DATA, rounds=3, delta=1e-3, model=MODEL)
+        fdp.guarantee(
+            dataclasses.replace(wrong, local=lying(wrong.local, sgd=property(sgd))),
+            DATA,
+            rounds=3,
+            delta=1e-3,
+            model=MODEL,
+        )
 
 
 def test_a_second_stream_that_is_not_stated_is_refused():
@@ -104,10 +101,8 @@ def test_what_ditto_states_is_what_it_draws():
     check(right, DATA, MODEL)
     fewer = dataclasses.replace(right.local, models=dataclasses.replace(right.local.models, steps=4))
     stated = right.local.additional_releases
-    lying = fdp.value(restates(PersonalSgd)(type("Fewer", (PersonalSgd,), {"additional_releases": stated})))
-    given = {field.name: getattr(fewer, field.name) for field in dataclasses.fields(fewer)}
     with pytest.raises(ConfigurationError, match=r"of stream 1.*at most the 3 that are stated, got 4"):
-        check(dataclasses.replace(right, local=lying(**given)), DATA, MODEL)
+        check(dataclasses.replace(right, local=lying(fewer, additional_releases=stated)), DATA, MODEL)
 
 
 class Models(ClientModels):

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from helpers import ragged_data
 from own_laplace import LaplaceRecords, LaplaceSteps
+from own_parts import lying
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting import Adjacency, WithoutReplacement, epsilon_of
@@ -45,11 +46,7 @@ def test_few_draws_refuse_no_right_part():
 
 
 def liar(**members):
-    """The same with other members, which states its facts itself."""
-    facts = ("client_noise", "event", "noise_unit", "on_upload", "no_epsilon_reason", "assumptions")
-    stated = {name: vars(LaplaceRecords)[name] for name in facts}
-    made = fdp.value(type("Liar", (LaplaceRecords,), stated | members))
-    return with_records(made(clip_norm=1.0, noise_multiplier=3.0))
+    return with_records(lying(LAPLACE.local.privatizer, **members))
 
 
 def in_l2(self, rows):

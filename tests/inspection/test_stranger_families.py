@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ from fedjax_dp import errors, parts
 from fedjax_dp.accounting import Adjacency, Poisson, WithoutReplacement
 from fedjax_dp.parts.aggregation import equally
 from fedjax_dp.parts.facts import FACTS, restates
-from fedjax_dp.pytrees import replace
+from fedjax_dp.pytrees import Wrapper, replace
 
 SIZES = [8, 8, 8, 10, 12, 9]
 DATA = ragged_data(SIZES)
@@ -246,10 +247,6 @@ def unit_of_the_batch(self, model, params, records, clip_norm):
     return found._replace(noise_unit=jnp.maximum(jnp.median(norms), clip_norm) / records.divisor)
 
 
-def unclipped(self, model, params, records, clip_norm):
-    return parts.Unbounded().apply(model, params, records, clip_norm)
-
-
 def realised_mean(self, model, params, records, clip_norm):
     found = own.Normalise.apply(self, model, params, records, clip_norm)
     return found._replace(mean=found.mean * records.divisor / jnp.maximum(records.mask.sum(), 1))
@@ -259,21 +256,21 @@ def frozen(self, key, step, size):
     return jax.random.normal(key, (size,))
 
 
+def times(factor):
+    """Normal noise times `factor(step, size)`."""
+
+    def draw(self, key, step, size):
+        return factor(step, size) * jax.random.normal(jax.random.fold_in(key, step.number), (size,))
+
+    return draw
+
+
 def one_number(self, key, step, size):
     return jnp.broadcast_to(jax.random.normal(jax.random.fold_in(key, step.number), ()), (size,))
 
 
 def uniform(self, key, step, size):
     return jax.random.uniform(jax.random.fold_in(key, step.number), (size,), minval=-(3**0.5), maxval=3**0.5)
-
-
-def fainter(self, key, step, size):
-    return 0.9 * jax.random.normal(jax.random.fold_in(key, step.number), (size,))
-
-
-def half_silent(self, key, step, size):
-    noise = jax.random.normal(jax.random.fold_in(key, step.number), (size,))
-    return jnp.where(jnp.arange(size) < size // 2, 2**0.5 * noise, 0.0)
 
 
 def faint_gradient(self, key, step, model, params, records):
@@ -300,10 +297,6 @@ def long_message(self, key, update, *rest):
     return 2.0 * own.Clips.message(self, key, update, *rest)[0], ()
 
 
-def any_message(self, key, update, *rest):
-    return update, ()
-
-
 def faint_release(self, key, round_index, mean, extra, state, reach, expected):
     return own.Clips.release(
         replace(own.Clips(**CLIP), noise_multiplier=1.0), key, round_index, mean, extra, state, reach, expected
@@ -316,14 +309,6 @@ def same_release(self, key, round_index, *rest):
 
 def no_reach(self, key, round_index, mean, extra, state, reach, expected):
     return own.Clips.release(self, key, round_index, mean, extra, state, 0.1 * reach, expected)
-
-
-def upload_event(self, noise, attendance):
-    return own.Clips.event(self, 2 * noise, attendance)
-
-
-def heavy(self, weight, update, loss, rate):
-    return 3.0 * weight * update
 
 
 def by_those_here(self, total, members, shares, rates, params):
@@ -382,33 +367,33 @@ def same_for_all(self, client):
     return parts.LocalSgd.run(self, client._replace(key=jax.random.fold_in(jax.random.key(7), client.round)))
 
 
-class AllAtOnce:
+@fdp.value
+class AllAtOnce(Wrapper):
     """Batches of all records, whatever is drawn."""
 
-    def __init__(self, of):
-        self.of = of
-
-    def __getattr__(self, name):
-        return getattr(self.of, name)
+    base: Any
 
     def sample(self, key, records, steps, largest, smallest):
-        found = self.of.sample(key, records, steps, largest, smallest)
+        found = self.base.sample(key, records, steps, largest, smallest)
         rows = jnp.broadcast_to(jnp.arange(largest), (steps, largest))
         return found._replace(positions=rows, mask=rows < records)
 
 
 def of_all_records(self, client):
-    return parts.LocalSgd.run(dataclasses.replace(self, batches=AllAtOnce(self.batches)), client)
+    return parts.LocalSgd.run(dataclasses.replace(self, batches=AllAtOnce(base=self.batches)), client)
 
 
 def of_one_key(self, client):
     """Every step's batch is drawn again with the same key: right numbers, but one batch for all."""
-    return parts.LocalSgd.run(dataclasses.replace(self, batches=Repeats(self.batches)), client)
+    return parts.LocalSgd.run(dataclasses.replace(self, batches=Repeats(base=self.batches)), client)
 
 
-class Repeats(AllAtOnce):
+@fdp.value
+class Repeats(Wrapper):
+    base: Any
+
     def sample(self, key, records, steps, largest, smallest):
-        found = self.of.sample(key, records, steps, largest, smallest)
+        found = self.base.sample(key, records, steps, largest, smallest)
         return found._replace(positions=jnp.broadcast_to(found.positions[:1], found.positions.shape))
 
 
@@ -474,7 +459,7 @@ LIES = {
             "of a smaller unit": scaled_bound(1.0, 0.5),
             "by a part of the tensors": by_tensor_norm,
             "of a unit made of the batch": unit_of_the_batch,
-            "that does not clip": unclipped,
+            "that does not clip": lambda self, *told: parts.Unbounded().apply(*told),
             "of the batch": own.ClampMean.apply,
         }.items()
     },
@@ -498,8 +483,8 @@ LIES = {
             "that never changes": frozen,
             "of one number": one_number,
             "of uniform law": uniform,
-            "too faint": fainter,
-            "of half the coordinates": half_silent,
+            "too faint": times(lambda step, size: 0.9),
+            "of half the coordinates": times(lambda step, size: 2**0.5 * (jnp.arange(size) < size // 2)),
         }.items()
     },
     "noise fresh though it takes back": with_privatizer(
@@ -546,11 +531,13 @@ LIES = {
         f"upload {name}": lying_upload(**members)
         for name, members in {
             "longer than told": {"message": long_message},
-            "unclipped": {"message": any_message},
+            "unclipped": {"message": lambda self, key, update, *rest: (update, ())},
             "of half the noise": {"release": faint_release},
             "of the same noise every round": {"release": same_release},
             "whose noise forgets the reach": {"release": no_reach},
-            "of more noise in its event": {"event": upload_event},
+            "of more noise in its event": {
+                "event": lambda self, noise, attendance: own.Clips.event(self, 2 * noise, attendance)
+            },
             "of shares": {"shared_noise": True},
             "of numbers beside": {"extra": 1},
         }.items()
@@ -559,7 +546,7 @@ LIES = {
         f"estimator {name}": replace(CLIENT, aggregate=lying(own.Average(), **members))
         for name, members in {
             "of half the reach": {"sensitivity": lambda self, shares, rates, members: 0.5 / jnp.sum(rates)},
-            "heavier than told": {"contribution": heavy},
+            "heavier than told": {"contribution": lambda self, weight, update, loss, rate: 3.0 * weight * update},
         }.items()
     },
     "estimator over who came": replace(
@@ -623,29 +610,13 @@ def thousandfold(self, noise, attendance):
     return own.Clips.event(self, noise, attendance._replace(sampling=WithoutReplacement(1, 1000)))
 
 
-def signs(self, weight, update, loss, rate):
-    return weight * jnp.sign(update)
-
-
 def unit_length(self, weight, update, loss, rate):
     return weight * update / jnp.maximum(jnp.linalg.norm(update), 1e-12)
-
-
-def per_rate(self, weight, update, loss, rate):
-    return weight * update / rate
 
 
 def normalised(self, total, members, shares, rates, params):
     mean = total / jnp.sum(rates)
     return mean / jnp.maximum(jnp.linalg.norm(mean), 1e-12)
-
-
-def louder(self, key, round_index, ids, selected, present, summed):
-    return 10.0 * summed
-
-
-def one_bit(self, key, round_index, position, ids, selected, flat):
-    return jnp.sign(flat), jnp.bool_(False)
 
 
 def unit_of_rows(self, model, params, records, clip_norm):
@@ -664,14 +635,6 @@ def naive(self, model, params, records, clip_norm):
     norms = jnp.linalg.norm(rows, axis=-1, keepdims=True)
     found = own.Normalise.apply(self, model, params, records, clip_norm)
     return found._replace(mean=(rows * jnp.minimum(1.0, clip_norm / norms)).sum(0) / records.divisor)
-
-
-def times_rate(self, key, step, size):
-    return step.rate * own.JaxNormals.draw(self, key, step, size)
-
-
-def silent_late(self, key, step, size):
-    return jnp.where(step.number < 4, 1.0, 0.0) * own.JaxNormals.draw(self, key, step, size)
 
 
 def own_seed(self, keys, round_index, shares):
@@ -732,19 +695,23 @@ LIES |= {
     **{
         f"estimator {name}": replace(CLIENT, aggregate=lying(own.Average(), **members))
         for name, members in {
-            "of signs": {"contribution": signs},
+            "of signs": {"contribution": lambda self, weight, update, loss, rate: weight * jnp.sign(update)},
             "of unit lengths": {"contribution": unit_length},
-            "per rate": {"contribution": per_rate},
+            "per rate": {"contribution": lambda self, weight, update, loss, rate: weight * update / rate},
             "of a normalised mean": {"combine": normalised},
         }.items()
     },
-    "transport ten times as loud": replace(CLIENT, transport=lying(own.Open(), total=louder)),
-    "transport of one bit": replace(CLIENT, transport=lying(own.Open(), message=one_bit)),
+    "transport ten times as loud": replace(
+        CLIENT, transport=lying(own.Open(), total=lambda self, *told: 10.0 * told[-1])
+    ),
+    "transport of one bit": replace(
+        CLIENT, transport=lying(own.Open(), message=lambda self, *told: (jnp.sign(told[-1]), jnp.bool_(False)))
+    ),
     "bound with a unit of its rows, Poisson": lying_bound(unit_of_rows, POISSON),
     "bound with a unit of those present, Poisson": lying_bound(unit_of_present, POISSON),
     "bound that is not finite": lying_bound(naive),
-    "noise times the rate": lying_noise(times_rate),
-    "noise that falls silent": lying_noise(silent_late),
+    "noise times the rate": lying_noise(times(lambda step, size: step.rate)),
+    "noise that falls silent": lying_noise(times(lambda step, size: jnp.where(step.number < 4, 1.0, 0.0))),
     "cohort of a seed of its own": replace(CLIENT, cohort=lying(COINS, sample=own_seed)),
     "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplification=fewer_others)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
