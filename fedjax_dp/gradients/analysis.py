@@ -140,7 +140,7 @@ def _analyse(
     def function(leaves: list[Any], frozen: Any, record: Any) -> Any:
         return getattr(joined(model, frozen), method)(jax.tree.unflatten(treedef, leaves), *record)
 
-    closed, out = program.trace(function, leaves, frozen, record)
+    closed, out = jax.make_jaxpr(function, return_shape=True)(leaves, frozen, record)
     require_own_operations("model", closed.jaxpr)
     names = tuple(path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params))
     return _Analysis(closed, tuple(leaves), len(jax.tree.leaves(frozen)), names).plan(out)

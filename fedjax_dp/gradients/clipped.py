@@ -195,7 +195,7 @@ def start_shapes(model: Model) -> Any:
 
     Raises: ConfigurationError for an `init` with other operations than JAX's own, such as a callback.
     """
-    closed, shapes = program.trace(model.init, jax.random.key(0))
+    closed, shapes = jax.make_jaxpr(model.init, return_shape=True)(jax.random.key(0))
     require_own_operations("init of the model", closed.jaxpr, derivatives=False)
     return shapes
 

@@ -144,7 +144,8 @@ def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, fa
     for one in uses:
         if one.lookup:
             at = jnp.broadcast_to(jnp.arange(blocks)[None, :, None], one.u.shape)
-            result = result + jnp.zeros(weight.shape, one.v.dtype).at[at, one.u].add(_weigh(one.v, factors))
+            weighted = mask_rows(one.v, factors > 0) * factors.reshape(-1, 1, 1, 1)
+            result = result + jnp.zeros(weight.shape, one.v.dtype).at[at, one.u].add(weighted)
         elif blocks == 1:
             result = result + product(one.u[:, 0], one.v[:, 0], factors)[None]
         else:
@@ -202,7 +203,3 @@ def square(a: jax.Array) -> jax.Array:
 def weighted_sum(rows: jax.Array, factors: jax.Array) -> jax.Array:
     """Sum of record gradients `(records, ...)` times their factors."""
     return jnp.tensordot(factors, mask_rows(rows, factors > 0), 1, precision=EXACT)
-
-
-def _weigh(v: jax.Array, factors: jax.Array) -> jax.Array:
-    return mask_rows(v, factors > 0) * factors.reshape(-1, *[1] * (v.ndim - 1))

@@ -5,21 +5,15 @@ refuses others. So nothing has to recognise the axis of records.
 """
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import jax
 from jax import lax
 from jax.extend import core
 
 from fedjax_dp.gradients import equations
 
 Sites = dict[int, Any]  # by index of an equation: its replacement, or the Sites of its inner program
-
-
-def trace(function: Callable[..., Any], *arguments: Any) -> tuple[core.ClosedJaxpr, Any]:
-    """The program of `function` on arguments of these shapes, and the shapes of its outputs."""
-    return jax.make_jaxpr(function, return_shape=True)(*arguments)
 
 
 def used_equations(jaxpr: Any) -> Iterator[tuple[int, Any]]:

@@ -96,9 +96,6 @@ class _ClientRecords(NamedTuple):
     means: np.ndarray  # (clients, columns)
     targets: list[np.ndarray]
 
-    def flat_record(self, at: int) -> np.ndarray:
-        return self.rows[at].reshape(-1).astype(np.float32)
-
 
 def _client_records(data: FederatedData) -> _ClientRecords:
     rows = np.asarray(data.x)
@@ -169,7 +166,7 @@ def _find_by_correlation(rows: np.ndarray, held: _ClientRecords) -> str:
 def _correlation(row: np.ndarray, held: _ClientRecords, at: int) -> float:
     """The largest correlation of a row with a record: raw, less the mean of records, or standardised."""
     few = held.rows[:: -(-len(held.rows) // 1024)].reshape(-1, row.size).astype(np.float32)
-    record, mean, spread = held.flat_record(at), few.mean(0), few.std(0)
+    record, mean, spread = held.rows[at].reshape(-1).astype(np.float32), few.mean(0), few.std(0)
     forms = np.stack([record, record - mean, (record - mean) / np.where(spread > 0, spread, np.inf)])
     return float(np.max(np.abs(_centre(forms) @ _centre(row[None])[0])))
 

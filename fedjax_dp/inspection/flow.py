@@ -21,7 +21,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.gradients import equations
 from fedjax_dp.gradients.record_independence import require_own_operations
-from fedjax_dp.inspection.taint import Marks, Taint, output_taints, store_rows
+from fedjax_dp.inspection.taint import Marks, Rows, Taint, output_taints
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.client_privacy import UpdatePrivatizer
@@ -210,7 +210,9 @@ def _require_clean(
     """
     traced, shapes = jax.make_jaxpr(function, return_shape=True)(records, *others)
     stores: list[Taint] = [
-        store_rows() if name in ("x", "y") else "" for name in sorted(records) for _ in jax.tree.leaves(records[name])
+        Rows(1, object()) if name in ("x", "y") else ""
+        for name in sorted(records)
+        for _ in jax.tree.leaves(records[name])
     ]
     kept = [rows and "clients" in _fields(path) for path, _ in jax.tree_util.tree_flatten_with_path(others)[0]]
     inputs = stores + ["" if own else None for own in kept]

@@ -175,7 +175,7 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
                 "alike",
             )
             least = min(least, float(spread.min()) / multipliers[client])
-    _examine_everywhere(of, privatizer, algorithm, data, rounds, loud, least * multipliers, depends, bits, kind)
+    _examine_everywhere(of, privatizer, place, loud, least * multipliers, depends, bits, kind)
 
 
 def _largest_move(moved: np.ndarray, norm: int) -> float:
@@ -209,9 +209,7 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
 def _examine_everywhere(
     of: Callable[..., jax.Array],
     privatizer: Privatizer,
-    algorithm: Algorithm,
-    data: FederatedData,
-    rounds: int,
+    place: Place,
     usual: tuple[Any, ...],
     wanted: np.ndarray,
     depends: Names,
@@ -222,7 +220,7 @@ def _examine_everywhere(
 
     wanted  the standard deviation for each client, for the divisor that was tried.
     """
-    every_divisor = schedule_points.divisors(algorithm, data)
+    every_divisor = schedule_points.divisors(place.algorithm, place.data)
     for own in every_divisor if np.any(np.ptp(every_divisor, axis=0)) else every_divisor[:1]:
         share = np.array([privatizer.noise_unit(int(divisor)) for divisor in own]) / privatizer.noise_unit(DIVISOR)
         if np.any(share > 1 + SLACK):  # in these batches a record moves the mean further than was tried
@@ -235,7 +233,7 @@ def _examine_everywhere(
 
             return jax.vmap(one)(*schedule_points.arrays(at))
 
-        every = schedule_points.points_of_clients(algorithm, data, rounds, depends | bits)
+        every = schedule_points.points_of_clients(place.algorithm, place.data, place.rounds, depends | bits)
         as_normal = None if kind.is_normal else kind.as_normal
         schedule_points.examine(draw, every, WhiteNoise(), usual[0].size, depends, bits, wanted * share, as_normal)
 

@@ -44,11 +44,6 @@ class Marks(NamedTuple):
         return f"{self.released}, rows of rank {rank}"
 
 
-def store_rows() -> Rows:
-    """The taint of unmodified records of the store."""
-    return Rows(1, object())
-
-
 def output_taints(jaxpr: Any, inputs: list[Taint], marks: Marks) -> list[Taint]:
     """The taint of every output of a program, from the taints of its inputs."""
     return equations.interpret(jaxpr, inputs, None, functools.partial(_taint_equation, marks))

@@ -22,7 +22,7 @@ def require_records_apart(name: str, batched: Callable[..., Any], params: Any, r
 
     def traced_with(records: int) -> Any:
         shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct((records, *a.shape), a.dtype), record)
-        return program.trace(batched, params, shapes)
+        return jax.make_jaxpr(batched, return_shape=True)(params, shapes)
 
     traced = [traced_with(2), traced_with(3)]
     for two, three in zip(*(jax.tree.leaves(out) for _, out in traced)):

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.experiments.training import Experiment, Result
@@ -34,7 +35,8 @@ class Wandb(Tracker):
         folder = os.path.abspath(self._folder or os.environ.get("WANDB_DIR") or os.getcwd())
         if self._folder is not None:
             os.makedirs(folder, exist_ok=True)  # else W&B takes a temporary one
-        self._run = wandb.init(
+        begin: Any = wandb.init
+        self._run: Any = begin(
             project=project,
             dir=folder,  # whole: the process that writes has the working folder of W&B's first run
             id=self._memory.id,
