@@ -46,10 +46,9 @@ def _examine_records(place: Place) -> None:
     theirs[np.arange(trials)[:, None], np.asarray(data.offsets)[None] + at[:, None]] = True
     keys, stores = keys_of(trials, "runs", place.seed), neighbouring_stores(rng, data, theirs)
     none, gone = np.full(trials, -1, np.float32), at.astype(np.float32)
+    setups = [TrialInputs(keys, *store, params, none) for store in stores]
     if release.adjacency is not Adjacency.REPLACE_ONE:
-        setups = [TrialInputs(keys, *stores[0], params, missing) for missing in (none, gone)]
-    else:
-        setups = [TrialInputs(keys, *store, params, none) for store in stores]
+        setups[1] = setups[0]._replace(record=gone)
     quiet = without_noise(algorithm)
     if algorithm.local.privatizer.on_upload:
         for twin in (replace(quiet, local=replace(quiet.local, steps=1)), quiet):
@@ -84,10 +83,9 @@ def _examine_clients(place: Place) -> None:
     owner = np.repeat(np.arange(data.num_clients), np.asarray(data.sizes))
     keys, stores = keys_of(trials, "runs", place.seed), neighbouring_stores(rng, data, owner[None] == client[:, None])
     nobody = np.full(trials, -1)
+    setups = [TrialInputs(keys, *store, params, None, nobody) for store in stores]
     if adjacency is not Adjacency.REPLACE_ONE:
-        setups = [TrialInputs(keys, *stores[0], params, None, who) for who in (nobody, client)]
-    else:
-        setups = [TrialInputs(keys, *store, params, None, nobody) for store in stores]
+        setups[1] = setups[0]._replace(client=client)
     quiet = runs.with_plain_server(without_noise(place.algorithm))
     one, other = (np.asarray(runs.observe(quiet, data, model, s).params[:, 1], float) for s in setups)
     clip = runs.clip_of(place.algorithm) * claim.norm
