@@ -144,8 +144,8 @@ def total(weight: WeightMatrix, uses: list[Factors], built: jax.Array | None, fa
     for one in uses:
         if one.lookup:
             at = jnp.broadcast_to(jnp.arange(blocks)[None, :, None], one.u.shape)
-            weighted = mask_rows(one.v, factors > 0) * factors.reshape(-1, 1, 1, 1)
-            result = result + jnp.zeros(weight.shape, one.v.dtype).at[at, one.u].add(weighted)
+            empty = jnp.zeros(weight.shape, one.v.dtype)
+            result = result + empty.at[at, one.u].add(mask_rows(one.v, factors > 0) * factors.reshape(-1, 1, 1, 1))
         elif blocks == 1:
             result = result + product(one.u[:, 0], one.v[:, 0], factors)[None]
         else:
