@@ -6,9 +6,7 @@ imported when it is first called. Every epsilon is the same without any of them.
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable, Sequence
 from typing import Any
 
 
@@ -42,32 +40,3 @@ dataset_of_table = Hook("a data set of a DataFrame")
 prescribed_noise = Hook("noise by a paper's theorem")
 # Names of such rules, each a `sigma_mode`; their noise is not proved to meet the budget.
 NOISE_RULES: list[str] = []
-
-
-class Deferred(Sequence[Any]):
-    """A tuple that is computed when it is first read, as most never are."""
-
-    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
-        self._call = functools.partial(call, *args)
-
-    @functools.cached_property
-    def items(self) -> tuple[Any, ...]:
-        return tuple(self._call())
-
-    def __getitem__(self, index: Any) -> Any:
-        return self.items[index]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __eq__(self, other: object) -> bool:
-        return self.items == (other.items if isinstance(other, Deferred) else other)
-
-    def __hash__(self) -> int:
-        return hash(self.items)
-
-    def __repr__(self) -> str:
-        return repr(self.items)
-
-    def __reduce__(self) -> tuple[Any, ...]:  # its arguments may be large, or bound to this process
-        return (tuple, (self.items,))

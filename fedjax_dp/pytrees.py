@@ -115,6 +115,13 @@ class Wrapper:
         return getattr(self.base, name)
 
 
+def field_of(part: Any, name: str) -> Any:
+    """A field of a part, or of the innermost part that it wraps; None if missing."""
+    while (base := getattr(part, "base", None)) is not None:
+        part = base
+    return getattr(part, name, None)
+
+
 def ravel(tree: Any) -> tuple[jax.Array, Callable[[jax.Array], Any]]:
     """A pytree of arrays as one flat vector, and the inverse function.
 

@@ -4,10 +4,10 @@ import pytest
 from helpers import benchmark
 
 MOST = {
-    "functions of a plain guarantee": 143,
-    "files of a plain guarantee": 34,
-    "functions of a plain run": 221,
-    "files of a plain run": 51,
+    "functions of a plain guarantee": 142,
+    "files of a plain guarantee": 31,
+    "functions of a plain run": 218,
+    "files of a plain run": 45,
     "keywords of fedavg": 20,
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,

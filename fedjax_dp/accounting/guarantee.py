@@ -2,9 +2,10 @@
 
 import dataclasses
 import enum
+import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from fedjax_dp import errors
@@ -121,6 +122,35 @@ def with_mark(text: str, mark: str) -> str:
 
 LARGE = 100.0  # nats; no epsilon above it says anything, so that the number is left out of a sentence
 OF_MODELS = (View.OWNER, View.DEPLOYED)  # of clients' own models, beside which other views may be named
+
+
+class Deferred(Sequence[Any]):
+    """A tuple that is computed when it is first read, as most never are."""
+
+    def __init__(self, call: Callable[..., Any], *args: Any) -> None:
+        self._call = functools.partial(call, *args)
+
+    @functools.cached_property
+    def items(self) -> tuple[Any, ...]:
+        return tuple(self._call())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[index]
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __eq__(self, other: object) -> bool:
+        return self.items == (other.items if isinstance(other, Deferred) else other)
+
+    def __hash__(self) -> int:
+        return hash(self.items)
+
+    def __repr__(self) -> str:
+        return repr(self.items)
+
+    def __reduce__(self) -> tuple[Any, ...]:  # its arguments may be large, or bound to this process
+        return (tuple, (self.items,))
 
 
 @displayed

@@ -29,10 +29,9 @@ from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.spending import Spending
 from fedjax_dp.rounds import metrics, prefetch
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import main_metric
 from fedjax_dp.rounds.simulation import Evaluation, Simulation, Timing, as_float32_leaves, simulate
-from fedjax_dp.rounds.state import ServerState
+from fedjax_dp.rounds.state import ServerState, final_model
 from fedjax_dp.tasks import Task, constant_baseline, measures_of_task
 from fedjax_dp.tasks.measures import TEST, baseline_in_words, target_of
 

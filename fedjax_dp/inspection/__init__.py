@@ -9,8 +9,6 @@ project's own parts pass the same checks in its tests; `fedjax_dp.testing` calls
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import (
@@ -29,22 +27,6 @@ from fedjax_dp.inspection.verdict import CheckReport, record_reports, require
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
 from fedjax_dp.rounds.algorithm import Algorithm
-
-WORDS = {
-    "cohort": "who takes part depends on no records",
-    "batches": "who is in a batch depends on no more than a client's number of records",
-    "privatizer": "it releases what its event states, and holds no records itself",
-    "bound": "no neighbours that were not tried move it by more than its noise_unit",
-    "noise source": "its noise is fresh and normal",
-    "correction": "it holds no records itself",
-    "local": "it runs the privatized steps on the drawn batches with independent noise in each, neither removes noise "
-    "nor reveals its keys, and holds no records itself",
-    "local rule": "it holds no records itself",
-    "client models": "it holds no records itself",
-    "upload": "it bounds and noises everything that a client sends",
-    "estimator": "no client moves it by more than its reach",
-    "transport": "nobody sees more than it states",
-}
 
 Check = Callable[[Any, Place], None]  # of a part, in its algorithm
 _IN_LOCAL_STEPS = ("batches", "bound", "privatizer", "correction", "local")
@@ -109,45 +91,6 @@ PROPERTIES = {
         invariance.examine_order, of_clients=dict.fromkeys(_IN_LOCAL_STEPS, local_steps.examine_isolation)
     ),
 }
-
-
-def _name_of(thing: Any) -> str:
-    """The name of a class, a function or a value's class; for arrays, whoever set them."""
-    if isinstance(thing, dict | tuple | list) or hasattr(thing, "__array__"):
-        return "whoever set its numbers"
-    return str(getattr(thing, "__name__", type(thing).__name__))
-
-
-def _words_of_part(slot: str, part: Any) -> str:
-    """What is trusted of a part; an estimator without a sensitivity claims no reach."""
-    if slot != "estimator":
-        return WORDS[slot]
-    try:
-        bounded = part.sensitivity(np.ones(2), np.ones(2), 1) is not None
-    except Exception:  # the examination refuses it, where sensitivity counts
-        bounded = True
-    return WORDS[slot] if bounded else WORDS["correction"]
-
-
-def words_of(algorithm: Algorithm) -> list[str]:
-    """The parts that the Guarantee trusts: one line for each user-defined part."""
-    words = [
-        f"{type(part).__name__} ({slot}) is trusted: {_words_of_part(slot, part)}"
-        for slot, part in facts.parts_of(algorithm)
-        if not facts.of_the_project(part)
-    ]
-    known = {id(part) for _, part in facts.parts_of(algorithm)}
-    words += [
-        f"{_name_of(thing)} ({name}) is trusted: it holds no records itself"
-        for name, thing in facts.things_of("algorithm", algorithm)
-        if id(thing) not in known and name != "weigh" and not facts.of_known_origin(thing)
-    ]
-    weigh = getattr(algorithm.aggregate, "weigh", None)
-    if weigh is not None and not facts.of_the_project(weigh):
-        words.append(f"{getattr(weigh, '__name__', 'the weights')} is trusted: {WORDS['estimator']}")
-    if getattr(algorithm.cohort.base, "public", False):
-        words.append("the probabilities of clients are trusted to depend on public numbers alone")
-    return list(dict.fromkeys(words))
 
 
 def examine_part(slot: str, part: Any, place: Place) -> None:

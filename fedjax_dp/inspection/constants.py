@@ -13,10 +13,8 @@ from fedjax_dp import errors, own_code
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.gradients import equations
 from fedjax_dp.models import Model
-from fedjax_dp.parts import facts
 from fedjax_dp.rounds.simulation import run_key
 
-HOLDS_NONE = "it holds none of the clients' records, nor anything made of them, and treats each record alone"
 COLUMNS = 32  # columns of a record that are compared first
 SHORT = 16  # shorter records are compared by distance, as any few numbers correlate
 ALIKE = 0.98  # correlation above which two records are the same, scaled, shifted, rounded or blurred
@@ -24,16 +22,6 @@ SAME = 1 - 1e-5  # the same, for what many arrays resemble: means of clients
 STORED = 2**16  # records that are compared
 PRODUCTS = 2**22  # pairs of a record and a row of a constant
 LABELS = 32  # consecutive targets that agree by more than chance
-
-
-def words_of(model: Model | None) -> list[str]:
-    """The line of the Guarantee that trusts a model, if it or a part of it is not from the project or Flax."""
-    things = [thing for _, thing in facts.things_of("model", model)]
-    if all(facts.of_known_origin(thing, "flax") for thing in things):
-        return []
-    network = getattr(model, "network", None) if facts.of_the_project(model) else None
-    name = type(model).__name__ if network is None else network.name
-    return [f"{name} (model) is trusted: {HOLDS_NONE}"]
 
 
 def require_no_records(model: Model, data: FederatedData) -> None:

@@ -117,17 +117,3 @@ class RateSchedule(FunctionOfRounds):
 
 def at_round(number: Any, changes: ByRound | None, round_index: jax.Array) -> Any:
     return number if changes is None else number * changes.at(round_index)
-
-
-def field_of(part: Any, name: str) -> Any:
-    """A field of a part, or of the innermost part that it wraps; None if missing."""
-    while (base := getattr(part, "base", None)) is not None:
-        part = base
-    return getattr(part, name, None)
-
-
-def check_changes(noise: ByRound | None, clip: ByRound | None) -> None:
-    """Refuse invalid changes of noise and clip norm."""
-    for what, changes in (("noise", noise), ("clip", clip)):
-        if changes is not None:
-            changes.check(what)

@@ -21,7 +21,7 @@ from fedjax_dp.accounting import (
     Unit,
     repeated,
 )
-from fedjax_dp.parts.by_round import ByRound, at_round, check_changes
+from fedjax_dp.parts.by_round import ByRound, at_round
 from fedjax_dp.parts.cohorts import SEEN, Cohort
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, correlated_source, noise_event, strategy_of
@@ -278,11 +278,10 @@ class ClientGaussian(UpdatePrivatizer):
         return self.scale(state, sensitivity, round_index) * jnp.sqrt(self.source.variance(round_index))
 
     def check(self, num_clients: int) -> None:
-        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        check_mechanism(self, num_clients)
         _check_ratio(self.noise_ratio)
         if np.ndim(self.noise_multiplier):
             raise errors.refuse("noise_multiplier", "one per client", "one number for noise that the server adds")
-        check_changes(self.noise_by_round, self.clip_by_round)
         if not self.source.fresh and (self.noise_by_round or self.clip_by_round):
             wanted = "left out where noise is correlated over rounds"
             remedy = "later noise cancels earlier noise of the same size; use dp_fedavg"
@@ -368,7 +367,7 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
         return self.scale(state, sensitivity) * jnp.sqrt(self.source.variance(round_index))
 
     def check(self, num_clients: int) -> None:
-        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        check_mechanism(self, num_clients)
         _check_ratio(self.noise_ratio)
         errors.require_in_unit_interval(
             "clip_quantile",
@@ -444,7 +443,7 @@ class ClientSkellam(UpdatePrivatizer):
         return math.nan  # the sum arrives with its noise and cannot be separated from it
 
     def check(self, num_clients: int) -> None:
-        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
+        check_mechanism(self, num_clients)
         if np.ndim(self.noise_multiplier):
             raise errors.refuse("noise_multiplier", "one per client", "one number, shared equally by the cohort")
 

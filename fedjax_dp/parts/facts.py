@@ -48,6 +48,24 @@ SLOTS: dict[str, type] = {
 }
 
 
+HOLDS_NONE = "it holds none of the clients' records, nor anything made of them, and treats each record alone"
+TRUST = {  # what is trusted of user-defined parts, by slot
+    "cohort": "who takes part depends on no records",
+    "batches": "who is in a batch depends on no more than a client's number of records",
+    "privatizer": "it releases what its event states, and holds no records itself",
+    "bound": "no neighbours that were not tried move it by more than its noise_unit",
+    "noise source": "its noise is fresh and normal",
+    "correction": "it holds no records itself",
+    "local": "it runs the privatized steps on the drawn batches with independent noise in each, neither removes noise "
+    "nor reveals its keys, and holds no records itself",
+    "local rule": "it holds no records itself",
+    "client models": "it holds no records itself",
+    "upload": "it bounds and noises everything that a client sends",
+    "estimator": "no client moves it by more than its reach",
+    "transport": "nobody sees more than it states",
+}
+
+
 def _members_with(
     protocol: type, begin: tuple[str, ...] = ("Required privacy property.", "Derived property, conservative default.")
 ) -> tuple[str, ...]:
@@ -241,3 +259,52 @@ def _with_inner(slot: str, part: Any) -> Iterator[tuple[str, Any]]:
     fields = {field.name for field in dataclasses.fields(part)} if dataclasses.is_dataclass(part) else set()
     for name in sorted(fields & set(_INNER)):
         yield from _with_inner(_INNER[name], getattr(part, name))
+
+
+def _name_of(thing: Any) -> str:
+    """The name of a class, a function or a value's class; for arrays, whoever set them."""
+    if isinstance(thing, dict | tuple | list) or hasattr(thing, "__array__"):
+        return "whoever set its numbers"
+    return str(getattr(thing, "__name__", type(thing).__name__))
+
+
+def _trust_in(slot: str, part: Any) -> str:
+    """What is trusted of a part; an estimator without a sensitivity claims no reach."""
+    if slot != "estimator":
+        return TRUST[slot]
+    try:
+        bounded = part.sensitivity(np.ones(2), np.ones(2), 1) is not None
+    except Exception:  # the examination refuses it, where sensitivity counts
+        bounded = True
+    return TRUST[slot] if bounded else TRUST["correction"]
+
+
+def trusted_parts(algorithm: Any) -> list[str]:
+    """The parts that the Guarantee trusts: one line for each user-defined part."""
+    words = [
+        f"{type(part).__name__} ({slot}) is trusted: {_trust_in(slot, part)}"
+        for slot, part in parts_of(algorithm)
+        if not of_the_project(part)
+    ]
+    known = {id(part) for _, part in parts_of(algorithm)}
+    words += [
+        f"{_name_of(thing)} ({name}) is trusted: it holds no records itself"
+        for name, thing in things_of("algorithm", algorithm)
+        if id(thing) not in known and name != "weigh" and not of_known_origin(thing)
+    ]
+    weigh = getattr(algorithm.aggregate, "weigh", None)
+    if weigh is not None and not of_the_project(weigh):
+        words.append(f"{getattr(weigh, '__name__', 'the weights')} is trusted: {TRUST['estimator']}")
+    if getattr(algorithm.cohort.base, "public", False):
+        words.append("the probabilities of clients are trusted to depend on public numbers alone")
+    return list(dict.fromkeys(words))
+
+
+def trusted_model(model: Any) -> list[str]:
+    """The line of the Guarantee that trusts a model, if it or a part of it is not from the project or Flax."""
+    things = [thing for _, thing in things_of("model", model)]
+    if all(of_known_origin(thing, "flax") for thing in things):
+        return []
+    network = getattr(model, "network", None) if of_the_project(model) else None
+    name = type(model).__name__ if network is None else network.name
+    return [f"{name} (model) is trusted: {HOLDS_NONE}"]

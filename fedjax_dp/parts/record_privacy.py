@@ -11,11 +11,11 @@ import numpy as np
 from fedjax_dp import accounting, errors, gradients
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches, divisors_of, neighbours_of
-from fedjax_dp.parts.by_round import ByRound, at_round, check_changes, field_of
+from fedjax_dp.parts.by_round import ByRound, at_round
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event, require_stateless
-from fedjax_dp.pytrees import client_numbers, ravel, replace, structure, value
+from fedjax_dp.pytrees import client_numbers, field_of, ravel, replace, structure, value
 
 LastRates = Callable[[], np.ndarray]
 LEAST_CLIP = LEAST_RATE = 1e-12  # so that noise over batches and cohorts, or times rates, does not underflow in float32
@@ -247,8 +247,7 @@ class RecordGaussian:
         return tuple(filter(None, (self.bound.assumption,)))
 
     def check(self, num_clients: int) -> None:
-        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
-        check_changes(self.noise_by_round, self.clip_by_round)
+        check_mechanism(self, num_clients)
         require_stateless(self.source)
         self.bound.check()
 
@@ -342,8 +341,7 @@ class OutputGaussian:
         return tuple(filter(None, (literal if self.literal else None, self.bound.assumption)))
 
     def check(self, num_clients: int) -> None:
-        check_mechanism(self.clip_norm, self.noise_multiplier, num_clients)
-        check_changes(self.noise_by_round, self.clip_by_round)
+        check_mechanism(self, num_clients)
         require_stateless(self.source)
         if self.bound.no_epsilon_reason or self.bound.assumption:
             raise errors.refuse("bound", type(self.bound).__name__, "ClipBatch or ClipRecords for noise on the upload")
@@ -384,11 +382,14 @@ def require_clip_norms(part: Any, rounds: int) -> None:
         raise errors.refuse("clip_norm of every round", got, wanted, "float32 would lose the noise")
 
 
-def check_mechanism(clip_norm: Any, noise_multiplier: Any, num_clients: int) -> None:
-    """Refuse an invalid clip norm or noise multiplier."""
-    errors.require_positive("clip_norm", clip_norm, "use an algorithm without privacy to train without clipping")
-    if float(clip_norm) < LEAST_CLIP:
-        raise errors.refuse("clip_norm", float(clip_norm), f"at least {LEAST_CLIP:g}", "float32 would lose the noise")
-    noise = client_numbers("noise_multiplier", noise_multiplier, num_clients)
+def check_mechanism(part: Any, num_clients: int) -> None:
+    """Refuse an invalid clip norm or noise multiplier, and invalid changes of them over rounds."""
+    errors.require_positive("clip_norm", part.clip_norm, "use an algorithm without privacy to train without clipping")
+    if (clip := float(part.clip_norm)) < LEAST_CLIP:
+        raise errors.refuse("clip_norm", clip, f"at least {LEAST_CLIP:g}", "float32 would lose the noise")
+    noise = client_numbers("noise_multiplier", part.noise_multiplier, num_clients)
     if not np.all((noise >= 0) & np.isfinite(noise)):
-        raise errors.refuse("noise_multiplier", noise_multiplier, "zero or positive and finite")
+        raise errors.refuse("noise_multiplier", part.noise_multiplier, "zero or positive and finite")
+    for what in ("noise", "clip"):
+        if (changes := getattr(part, f"{what}_by_round", None)) is not None:
+            changes.check(what)

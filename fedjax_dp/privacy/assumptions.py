@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 
-from fedjax_dp import accounting, inspection
+from fedjax_dp import accounting
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.guarantee import FLOAT_NOISE, delta_warnings
 from fedjax_dp.accounting.plain_words import epsilon_warnings
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.inspection import constants
+from fedjax_dp.parts import facts
 from fedjax_dp.parts.noise import correlated_source
 from fedjax_dp.privacy.client_events import participation_mode, remembers
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -19,7 +19,7 @@ from fedjax_dp.privacy.protection import unit_of
 
 def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
     """The assumptions of a run whose rounds release these steps: its rounds', other features', and what is trusted."""
-    trusted = [*inspection.words_of(run.algorithm), *constants.words_of(run.chosen_model)]
+    trusted = [*facts.trusted_parts(run.algorithm), *facts.trusted_model(run.chosen_model)]
     if trusted and run.private_tests is None:
         trusted.append("the test set is public")
     of_features = [line for one in run.qualifiers for line in one.assumptions]

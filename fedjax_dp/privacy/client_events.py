@@ -25,14 +25,13 @@ from fedjax_dp.accounting import (
     repeated,
 )
 from fedjax_dp.accounting.events import joined
-from fedjax_dp.parts.by_round import field_of
 from fedjax_dp.parts.client_privacy import ClientPrivacy, Participation, amplified_sampling, released_noise
 from fedjax_dp.parts.cohorts import SEEN
 from fedjax_dp.parts.facts import of_the_project, require_facts
 from fedjax_dp.privacy.planned_run import PlannedRun, honest_of
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
-from fedjax_dp.pytrees import Part, tensor_sizes
+from fedjax_dp.pytrees import Part, field_of, tensor_sizes
 from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of
 from fedjax_dp.rounds.simulation import run_key
 

@@ -11,7 +11,7 @@ from fedjax_dp import accounting, errors, hooks, inspection
 from fedjax_dp.accounting import Event, Guarantee, Unit
 from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.events import distinct, each
-from fedjax_dp.accounting.guarantee import NoiseMultipliers, no_privacy
+from fedjax_dp.accounting.guarantee import Deferred, NoiseMultipliers, no_privacy
 from fedjax_dp.accounting.plain_words import AttackBounds
 from fedjax_dp.accounting.trade_offs import attack_bounds
 from fedjax_dp.data.store import FederatedData
@@ -130,9 +130,9 @@ def verify_custom_parts(run: PlannedRun) -> None:
     """Refuse parts without a required fact, and user-defined parts with a wrong one."""
     facts.require_facts(run.algorithm)
     model = run.chosen_model
-    if model is not None and (constants.words_of(model) or getattr(model, "frozen", None) is not None):
+    if model is not None and (facts.trusted_model(model) or getattr(model, "frozen", None) is not None):
         constants.require_no_records(model, run.data)
-    if not inspection.words_of(run.algorithm):
+    if not facts.trusted_parts(run.algorithm):
         return
     for slot, part in facts.parts_of(run.algorithm):
         if model is None and slot in SEE_THE_MODEL and not facts.of_the_project(part):
@@ -258,15 +258,13 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
         adjacency=steps[0].adjacency if steps else accounting.Adjacency.REPLACE_ONE,
         view=run.view,
         accountant=about_at(terms.accountant, delta),
-        assumptions=hooks.Deferred(assumptions, run, steps),
-        claims=hooks.Deferred(hooks.claims_about, run, delta, epsilons, events)
+        assumptions=Deferred(assumptions, run, steps),
+        claims=Deferred(hooks.claims_about, run, delta, epsilons, events)
         if all(one.keeps_claims for one in run.qualifiers)
         else (),
-        warnings=hooks.Deferred(warnings, run, max(epsilons), delta),
+        warnings=Deferred(warnings, run, max(epsilons), delta),
         caveat="; ".join(filter(None, caveats)) or None,
-        attacks=()
-        if math.isinf(max(epsilons))
-        else hooks.Deferred(_attacks, distinct(events), delta, terms.accountant),
+        attacks=() if math.isinf(max(epsilons)) else Deferred(_attacks, distinct(events), delta, terms.accountant),
         noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
         names=_client_names(data, unit),
         **{name: value for fields in further for name, value in fields.items()},

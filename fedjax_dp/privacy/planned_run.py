@@ -17,7 +17,6 @@ from fedjax_dp.accounting.views import helpers_of
 from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.aggregation import needs_individual_updates
-from fedjax_dp.parts.by_round import field_of
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.record_privacy import require_clip_norms
@@ -29,6 +28,7 @@ from fedjax_dp.privacy.protection import no_epsilon_reason_of, noise_of, unit_of
 from fedjax_dp.privacy.qualifiers import Qualifier
 from fedjax_dp.privacy.setup_release import SetupRelease
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
+from fedjax_dp.pytrees import field_of
 from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of, with_noise
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key

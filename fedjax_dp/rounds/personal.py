@@ -20,9 +20,8 @@ from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import mask_rows, ravel
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.final import with_final_model
 from fedjax_dp.rounds.metrics import MetricSums, record_sums, rows_per_block
-from fedjax_dp.rounds.state import ServerState
+from fedjax_dp.rounds.state import ServerState, with_final_model
 
 BYTES = 2**27  # of rows of host tables that are read at once
 

@@ -30,12 +30,11 @@ from fedjax_dp.pytrees import replace, tensor_sizes
 from fedjax_dp.rounds import metrics, prefetch, unscored
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
 from fedjax_dp.rounds.clients import HostBlock
-from fedjax_dp.rounds.final import final_model, with_final_model
 from fedjax_dp.rounds.metrics import Evaluation as Evaluation
 from fedjax_dp.rounds.personal import measure_personal
 from fedjax_dp.rounds.prefetch import Prefetcher
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state, place
+from fedjax_dp.rounds.state import RoundReport, ServerState, final_model, initial_state, place, with_final_model
 from fedjax_dp.rounds.update_noise import check_known
 from fedjax_dp.tasks import Task, task_named
 

@@ -1,4 +1,4 @@
-"""The state that rounds pass on, its initial value, and the report of a round."""
+"""The state that rounds pass on, its initial value, the final model, and the report of a round."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from fedjax_dp import errors
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model
 from fedjax_dp.parts.contexts import InitContext
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel
+from fedjax_dp.pytrees import describe_shapes, equal_shapes, ravel
 from fedjax_dp.rounds.algorithm import Algorithm
 
 
@@ -78,3 +79,24 @@ class RoundReport(NamedTuple):
     overflow: jax.Array  # bool: its message did not fit into the ring of a secure sum
     transcript: Any = ()  # a `Transcript`, if there is an observer
     learnt_clip_norm: Any = None  # at the start of the round, if rounds learn it
+
+
+def final_model(algorithm: Algorithm, state: ServerState) -> Any:
+    """The parameters of the final model if the run ends with this state: a tree like `state.params`; traced or not.
+
+    They are `state.params`, unless the server has a `ServerOptimizer.final`, which may return a mean over rounds. The
+    next round starts from `state.params` in either case.
+    """
+    final = getattr(algorithm.server, "final", None)
+    if final is None:
+        return state.params
+    params = final(state.optimizer, state.params)
+    if not equal_shapes(params, state.params):
+        what, wanted = f"what {type(algorithm.server).__name__}.final returns", describe_shapes(state.params)
+        raise errors.refuse(what, describe_shapes(params), f"shaped as the parameters, {wanted}")
+    return params
+
+
+def with_final_model(algorithm: Algorithm, state: ServerState) -> ServerState:
+    """The state with the final model's parameters, from which personal models are computed."""
+    return state._replace(params=final_model(algorithm, state))

@@ -32,9 +32,9 @@ from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import metrics, unscored
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.final import final_model
 from fedjax_dp.rounds.metrics import Evaluation, Measurement
 from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.rounds.state import final_model
 from fedjax_dp.sweeps.program import AXIS, Executables, Observation, Points, Program, Running
 from fedjax_dp.sweeps.record_cache import RecordCache as RecordCache
 from fedjax_dp.sweeps.record_cache import base_of, records_of

@@ -20,11 +20,10 @@ from fedjax_dp.models import Model
 from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.final import with_final_model
 from fedjax_dp.rounds.metrics import Measurement
 from fedjax_dp.rounds.personal import ClientStates, evaluate_personal
 from fedjax_dp.rounds.simulation import empty_report, run_key, run_rounds
-from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state
+from fedjax_dp.rounds.state import RoundReport, ServerState, initial_state, with_final_model
 
 AXIS = "points"
 

@@ -1,7 +1,5 @@
 """Tasks: what a target is judged by, its loss and the metrics of many records; which way is better."""
 
-from .choice import TASKS as TASKS
-from .choice import task_named as task_named
 from .losses import BinaryCrossEntropy as BinaryCrossEntropy
 from .losses import TokenCrossEntropy as TokenCrossEntropy
 from .losses import cross_entropy as cross_entropy
@@ -15,12 +13,14 @@ from .names import APS as APS
 from .names import LOSSES as LOSSES
 from .ranking import area_under_curve as area_under_curve
 from .ranking import average_precision as average_precision
+from .shipped import TASKS as TASKS
 from .shipped import Binary as Binary
 from .shipped import Classes as Classes
 from .shipped import MultiLabel as MultiLabel
 from .shipped import Own as Own
 from .shipped import Regression as Regression
 from .shipped import Sequence as Sequence
+from .shipped import task_named as task_named
 from .task import Baseline as Baseline
 from .task import LossWords as LossWords
 from .task import Metric as Metric

@@ -17,6 +17,7 @@ from helpers import ragged_data, thinned
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.inspection import constants
+from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import replace
 
 DATA = ragged_data([40, 60, 50, 30], shape=(5, 4))
@@ -165,7 +166,7 @@ RIGHT = {
 @pytest.mark.parametrize("name", thinned(RIGHT, ("a table of its own", "one hot rows"), 6))
 def test_a_model_of_ones_own_has_its_line(name):
     lines = [line for line in promise(RIGHT[name]).assumptions if "(model)" in line]
-    assert lines == [f"Own (model) is trusted: {constants.HOLDS_NONE}"]
+    assert lines == [f"Own (model) is trusted: {facts.HOLDS_NONE}"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,21 +199,21 @@ def test_whose_word_a_network_rests_on():
         "Dense": fdp.model(nn.Dense(3), (SIZE,), loss=lambda scores, y: scores[y]),
     }
     for name, model in own.items():
-        assert constants.words_of(model) == [f"{name} (model) is trusted: {constants.HOLDS_NONE}"]
+        assert facts.trusted_model(model) == [f"{name} (model) is trusted: {facts.HOLDS_NONE}"]
     for layer in (lambda x: x, functools.partial(jnp.add, CUBES), jnp.asarray(CUBES).__mul__, named_as_relu):
         model = fdp.model(nn.Sequential((layer, nn.Dense(3))), (SIZE,))
-        assert constants.words_of(model) == [f"Sequential (model) is trusted: {constants.HOLDS_NONE}"]
+        assert facts.trusted_model(model) == [f"Sequential (model) is trusted: {facts.HOLDS_NONE}"]
     flax = (nn.relu, nn.gelu, nn.LayerNorm(), nn.GroupNorm(2), nn.remat(nn.Dense)(4), jnp.tanh, nn.Dense(3))
-    assert constants.words_of(fdp.model(nn.Sequential(flax[::-1]), (SIZE,))) == []
+    assert facts.trusted_model(fdp.model(nn.Sequential(flax[::-1]), (SIZE,))) == []
     orthogonal = nn.Dense(3, kernel_init=nn.initializers.orthogonal())
-    assert constants.words_of(fdp.model(orthogonal, (SIZE,))) == []
-    assert constants.words_of(fdp.models.freeze(fdp.mlp((SIZE,), 3), "head")) == []
+    assert facts.trusted_model(fdp.model(orthogonal, (SIZE,))) == []
+    assert facts.trusted_model(fdp.models.freeze(fdp.mlp((SIZE,), 3), "head")) == []
     shapes = {
         name: (8,) if name in ("lstm", "gpt", "word_lstm", "char_lstm") else (28, 28, 1)
         for name in fdp.models.ARCHITECTURES
     }
     for name, make in fdp.models.ARCHITECTURES.items():
-        assert constants.words_of(make(shapes[name], 10)) == []
+        assert facts.trusted_model(make(shapes[name], 10)) == []
 
 
 def test_records_of_few_numbers_are_compared_by_distance():

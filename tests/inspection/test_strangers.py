@@ -15,12 +15,13 @@ from test_stranger_families import FULL, last_idle
 from wrong_programs import reading_correction
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, inspection
+from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, WithoutReplacement
 from fedjax_dp.accounting.gaussian import gaussian_epsilon
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.inspection import flow
 from fedjax_dp.inspection.trials import draw_cohorts
+from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import equally
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import restates
@@ -52,7 +53,7 @@ def test_an_own_bound_of_whole_batches_is_refused_where_their_size_is_random():
 
 def test_an_estimator_without_a_sensitivity_is_not_said_to_have_a_reach():
     for members, reach in (({}, True), ({"sensitivity": lambda self, shares, rates, members: None}, False)):
-        words = inspection.words_of(replace(RECORD, aggregate=own.lying(own.Average(), **members)))
+        words = facts.trusted_parts(replace(RECORD, aggregate=own.lying(own.Average(), **members)))
         assert any("its reach" in line for line in words) == reach
         assert any("(estimator)" in line for line in words)
 
@@ -61,7 +62,7 @@ def test_a_sensitivity_that_fails_is_left_to_the_examination():
     def fails(self, shares, rates, members):
         raise ZeroDivisionError
 
-    words = inspection.words_of(replace(RECORD, aggregate=own.lying(own.Average(), sensitivity=fails)))
+    words = facts.trusted_parts(replace(RECORD, aggregate=own.lying(own.Average(), sensitivity=fails)))
     assert any("its reach" in line for line in words)
 
 

@@ -14,9 +14,8 @@ from fedjax_dp.models import Model
 from fedjax_dp.parts.cohorts import Array
 from fedjax_dp.pytrees import ravel, replace, structure, value
 from fedjax_dp.rounds.algorithm import Algorithm
-from fedjax_dp.rounds.final import final_model, with_final_model
 from fedjax_dp.rounds.round import run_round
-from fedjax_dp.rounds.state import RoundReport, ServerState, Transcript, initial_state
+from fedjax_dp.rounds.state import RoundReport, ServerState, Transcript, final_model, initial_state, with_final_model
 from fedjax_dp.tools.audits import own_models
 from fedjax_dp.tools.audits.observations import GameObservation
 from fedjax_dp.tools.audits.wrappers import CanaryCohort, CanaryPrivatizer
