@@ -3,7 +3,6 @@
 from .algorithm import Algorithm as Algorithm
 from .comparison import gain as gain
 from .comparison import standing as standing
-from .final import final_model as final_model
 from .metrics import Evaluation as Evaluation
 from .metrics import client_metric as client_metric
 from .metrics import rounds_to as rounds_to
@@ -15,3 +14,4 @@ from .simulation import simulate as simulate
 from .state import RoundReport as RoundReport
 from .state import ServerState as ServerState
 from .state import Transcript as Transcript
+from .state import final_model as final_model
