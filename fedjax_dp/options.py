@@ -32,6 +32,7 @@ class About:
     group: str | None = None  # under which it stands in help
     choices: Collection[str] | None = None  # names that it may have
     own: bool = False  # or FILE.py:NAME, see `own_code`
+    scheme: str = ""  # or SCHEME:..., which is checked where it is used
     open: bool = False  # or something else, which is checked where it is used
     beside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # it means something only where these are so
     metavar: str | None = None
@@ -115,7 +116,10 @@ class Option:
             except (ValueError, TypeError):  # lists of different lengths; JAX's own for what is traced
                 wanted = "a number or an array"
                 raise errors.refuse(self.name, validation.describe(value), wanted, "pass its values") from None
-        if self.choices is not None and not (self.about.open or (self.about.own and own_code.is_file_name(value))):
+        if self.about.open or (self.about.own and own_code.is_file_name(value)):
+            return
+        of_scheme = self.about.scheme and str(value).startswith(f"{self.about.scheme}:")
+        if self.choices is not None and not of_scheme:
             errors.require_choice(self.name, value, self.choices)
 
     def typed(self, value: Any, what: str = "") -> Any:

@@ -12,9 +12,9 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 45_006,
-    "lines of tools": 19_082,
-    "lines of tests": 46_215,
+    "lines of the core": 45_418,
+    "lines of tools": 18_850,
+    "lines of tests": 44_775,
 }
 
 

@@ -18,7 +18,7 @@ from fedjax_dp.data.targets import Vocabulary
 from fedjax_dp.execution.mesh import Execution, some_devices
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.groups import ExecutionConfig, PrivacyConfig, TrainingConfig
-from fedjax_dp.models import ARCHITECTURES, NetworkModel, cross_entropy, freeze, model, read_start
+from fedjax_dp.models import ARCHITECTURES, NetworkModel, cross_entropy, freeze, model, pretrained, read_start
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.rounds.algorithm import Algorithm
@@ -44,6 +44,11 @@ def build_model(config: RunSpec, data: FederatedData | RecordFormat) -> NetworkM
         digests = tuple(own_code.checksums(training.model, what="model").items())
         like = RecordFormat(data.record_shape, data.classes, data.tokens, data.task, data.vocabulary)
         built = _own_model(str(training.model), digests, like)
+    elif (folder := config.pretrained) is not None:
+        like = RecordFormat(data.record_shape, data.classes, data.tokens, data.task, data.vocabulary)
+        built = _pretrained(folder, config.files.get(folder, ""), like, training.pool, training.dtype)
+    elif training.pool is not None:
+        raise errors.refuse("pool", training.pool, "left out unless model is pretrained:FOLDER", "drop it")
     else:
         sizes: dict[str, Any] = {name: value for name in SIZES if (value := getattr(training, name)) is not None}
         if training.hidden is not None:
@@ -64,7 +69,7 @@ def build_model(config: RunSpec, data: FederatedData | RecordFormat) -> NetworkM
     return _freeze(built, tuple(config.files.items()), **words)
 
 
-_OF_WHOLE = ("rounds", "model", "hidden", *SIZES, "loss", "dtype")
+_OF_WHOLE = ("rounds", "model", "pool", "hidden", *SIZES, "loss", "dtype")
 _OF_PARTS = [field.name for field in dataclasses.fields(TrainingConfig) if field.name not in _OF_WHOLE]  # see `freeze`
 
 
@@ -76,6 +81,11 @@ def _freeze(built: NetworkModel, digests: tuple[tuple[str, str], ...], **options
     if start is None and names is not None:
         raise errors.refuse("start_names", names, "left out where training begins at random", "give start, or drop it")
     return freeze(built, **set_options, start=None if start is None else read_start(start, names=names))
+
+
+@functools.lru_cache(maxsize=2)  # as they are large
+def _pretrained(folder: str, digest: str, data: RecordFormat, pool: str | None, dtype: str | None) -> NetworkModel:
+    return pretrained(folder, data, pool=pool, dtype=WIDTHS[dtype or "float32"])
 
 
 @functools.cache  # as some networks are equal to themselves only, and another model is another program

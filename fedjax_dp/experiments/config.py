@@ -21,6 +21,7 @@ from fedjax_dp.data.loaders import kind_of
 from fedjax_dp.display import plain
 from fedjax_dp.experiments.groups import (
     GROUPS,
+    PRETRAINED,
     TAKEN_OFF,
     ExecutionConfig,
     OutputConfig,
@@ -54,6 +55,12 @@ OF_PRIVATE = (
     "deployment_cohort",
     "deployment_population",
 )
+
+
+def folder_of(model: str | None) -> str | None:
+    """The folder of `pretrained:FOLDER`; None for another model."""
+    scheme, _, folder = str(model).partition(":")
+    return folder if scheme == PRETRAINED and folder else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,12 +156,17 @@ class RunSpec:
         return own_code.checksums(self.algorithm, self.training.model, *map(self.options.get, CHOICES))
 
     @property
+    def pretrained(self) -> str | None:
+        """The folder of a pretrained model."""
+        return folder_of(self.training.model)
+
+    @property
     def files(self) -> dict[str, str]:
         """Checksums of the user's other files that determine the run; of a log, only of the run's rounds."""
         from fedjax_dp.models.starts import start_files  # loads JAX
 
         training, log = self.training, self.options.get("participation_log")
-        starts = start_files(training.start, training.start_names)
+        starts = start_files(training.start, training.start_names, self.pretrained)
         if log is None or not pathlib.Path(log).exists():
             return starts
         from fedjax_dp.accounting import ParticipationLog  # loads SciPy

@@ -18,6 +18,7 @@ from fedjax_dp.tasks.names import APS, LOSSES
 
 # Keys of `models.ARCHITECTURES`, which loads JAX, written out again so that help and files are read without it.
 ARCHITECTURES = ("logistic", "mlp", "cnn", "group_norm_cnn", "lstm", "vit", "gpt", "word_lstm", "char_lstm")
+PRETRAINED = "pretrained"  # the scheme of a folder with a language model
 DATASET_NAMES = tuple(f"{name}:{reader.suffix}" if reader.suffix else name for name, reader in DATASETS.items())
 WIDTHS = ("float32", "bfloat16")
 TRANSFORMERS = {"model": ("vit", "gpt")}  # the models whose sizes these are
@@ -89,7 +90,8 @@ class TrainingConfig:
 
     Args:
         rounds: number of rounds
-        model: architecture; or FILE.py:NAME
+        model: architecture; or FILE.py:NAME; or pretrained:FOLDER, with config.json and safetensors of a language model
+        pool: what of a text a pretrained model classifies; by default as it was trained: the first token, or the last
         hidden: widths of the hidden layers, such as 1200 or 64,32
         width: width of a transformer's vectors, a multiple of heads; hidden layers are 4 times as wide
         layers: blocks of the transformer
@@ -109,11 +111,14 @@ class TrainingConfig:
         fresh: parameters that start at random instead: head, or patterns
         lora_rank: rank of the low-rank terms
         lora_alpha: their factor is alpha / rank
-        lora_targets: kernels that get low-rank terms: dense, or patterns
+        lora_targets: kernels that get low-rank terms: dense, attention (queries and values), mlp, or patterns
     """
 
     rounds: int
-    model: Annotated[str | None, about("", choices=ARCHITECTURES, own=True, default="logistic")] = None
+    model: Annotated[str | None, about("", choices=ARCHITECTURES, own=True, scheme=PRETRAINED, default="logistic")] = (
+        None
+    )
+    pool: Annotated[str | None, about("", choices=("first", "mean", "last"), default="the model's")] = None
     hidden: Annotated[str | None, about("", beside={"model": "mlp"}, metavar="INT,...", default="64")] = None
     width: Annotated[int | None, about("", beside=TRANSFORMERS, default="64")] = None
     layers: Annotated[int | None, about("", beside=TRANSFORMERS, default="2")] = None

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.accounting.guarantee import with_mark
 from fedjax_dp.data.targets import vocabulary_of
@@ -15,8 +15,9 @@ from fedjax_dp.display import Card, displayed
 from fedjax_dp.experiments import build, parameters, phases, run_folder
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.training import merge_params
-from fedjax_dp.models import ARCHITECTURES, Model, Origin, Start
+from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, Origin, Start, adapters
 from fedjax_dp.models.origins import values_digest
+from fedjax_dp.models.starts import ADAPTER
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation
@@ -132,19 +133,50 @@ class SavedRun:
         ledger = phases.ledger_of_parameters(self._ledger, values, self.round)
         return Start(values, Origin(self.folder.name, values_digest(values), ledger=ledger))
 
-    def export(self, path: str | os.PathLike[str], *, merged: bool = False) -> pathlib.Path:
+    def export(self, path: str | os.PathLike[str], *, merged: bool = False, format: str | None = None) -> pathlib.Path:
         """Write the parameters to a new file, named by their paths, such as Dense_0/kernel, and their ledger.
 
         path    ends in .safetensors, which also holds configuration and Guarantee, or in .npz;
-        merged  all parameters of the network, see `whole`; else only the trained ones.
-        Raises: ConfigurationError for other endings, for a file that exists or cannot be written.
+        merged  all parameters of the network, see `whole`; else only the trained ones;
+        format  `peft`: of a pretrained model, a folder with its adapter for PEFT, or, if merged, one that transformers
+                reads as it does the base; with the Guarantee in PRIVACY.md.
+        Raises: ConfigurationError for other endings, for what exists or cannot be written.
         """
         path = pathlib.Path(path)
         described = {"config": json.dumps(self.config), "round": str(self.round), "privacy": str(self.guarantee)}
+        if format is not None:
+            errors.require_choice("format", format, ("peft",))
+            self._export_for_peft(path, merged, described)
+            return path
         params = self.whole if merged else self.params
         ledger = phases.ledger_of_parameters(self._ledger, parameters.by_name(params), self.round)
         parameters.write(path, params, ledger, described, new=True)
         return path
+
+    def _export_for_peft(self, path: pathlib.Path, merged: bool, described: Mapping[str, str]) -> None:
+        model, base = self.model, configs.folder_of(self._manifest["config"].get("model"))
+        if not isinstance(model, NetworkModel):
+            raise errors.refuse("format", "peft for a model of your own", "used with a pretrained model", "drop it")
+        promise = self.guarantee
+        lines = (f"* {line}" for line in (*promise.warnings, *promise.assumptions))
+        files = {"PRIVACY.md": "\n".join((f"{promise}\n", *lines, "")).encode()}
+        if merged:
+            if base is None:
+                raise errors.refuse(
+                    "merged", "a run from Python", "one with model pretrained:FOLDER", "use PEFT's merge"
+                )
+            tensors, name = adapters.merged_files(model, self.whole), "model.safetensors"
+            kept = (file for file in pathlib.Path(base).glob("*.json") if not file.name.endswith(".index.json"))
+            files |= {file.name: file.read_bytes() for file in kept}
+        else:
+            tensors, text = adapters.adapter_files(model, self.params, base or model.origins[0].name)
+            files, name = files | {ADAPTER[0]: text.encode()}, ADAPTER[1]
+        ledger = phases.ledger_of_parameters(self._ledger, tensors, self.round)
+        with folders.storage_errors(path):
+            path.mkdir(exist_ok=True)
+            parameters.write(path / name, tensors, ledger, described, new=True)
+            for file, content in files.items():
+                (path / file).write_bytes(content)
 
     def _card(self) -> Card:
         rounds = self._manifest["config"]["rounds"]

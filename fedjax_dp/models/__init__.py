@@ -5,6 +5,7 @@ from collections.abc import Callable
 from fedjax_dp.gradients import FeatureModel, Model, PartlyFrozenModel
 from fedjax_dp.models.dense import logistic_regression, mlp, usual_model
 from fedjax_dp.models.freezing import freeze
+from fedjax_dp.models.language_models import pretrained
 from fedjax_dp.models.model import NetworkModel, explain_gradients, mean_loss, model, task_of
 from fedjax_dp.models.networks import Linen
 from fedjax_dp.models.origins import Origin
@@ -35,6 +36,7 @@ __all__ = [
     "mean_loss",
     "mlp",
     "model",
+    "pretrained",
     "random_embedding",
     "read_start",
     "task_of",

@@ -1,6 +1,7 @@
 """Training a part of a model: its head, its biases, low-rank adapters, or parameters that match patterns."""
 
 import dataclasses
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -10,16 +11,20 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.gradients.analysis import GradientPlan, plan_of
-from fedjax_dp.models import low_rank
+from fedjax_dp.models import adapters, low_rank
 from fedjax_dp.models.adaptation import Adaptation, Frozen, FrozenValues
 from fedjax_dp.models.low_rank import LowRank
 from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import by_path
-from fedjax_dp.models.selection import HEAD, match_patterns, select_names, split_words
-from fedjax_dp.models.starts import Start, start_of, stated_pair, with_stated
+from fedjax_dp.models.selection import HEAD, match_patterns, matches, select_names, split_words
+from fedjax_dp.models.starts import Start, read_start, start_of, stated_pair, with_stated
 from fedjax_dp.prng import role_key
 
 ALL, BIAS, LORA, FFA_LORA, DENSE = "all", "bias", "lora", "ffa-lora", "dense"
+TARGETS = {  # words for kernels of transformers, as patterns
+    "attention": ("**attention/query/kernel", "**attention/value/kernel", "**attention/qkv/kernel"),
+    "mlp": ("**mlp/*/kernel",),
+}
 WORDS = (ALL, HEAD, BIAS, LORA, FFA_LORA)
 RANK = 4
 
@@ -45,9 +50,9 @@ def freeze(
                frozen kernels; `ffa-lora`, only B of these terms, with A frozen at its initial value (less noise: it
                enters linearly, and clients' terms average); or patterns of parameter paths such as `block_1/**` (`*`
                and `?` within a name, `**` across);
-    start      values to begin with: a run (a result, or what `open_run` opened), a checkpoint as a path or as
-               `models.read_start` read it, parameters of the whole network or a mapping of paths to arrays; unless
-               given, random ones, frozen values the same for every seed;
+    start      values to begin with, by default those of a pretrained model: a run (a result, or what `open_run`
+               opened), a checkpoint or an adapter as a path or as `models.read_start` read it, parameters of the whole
+               network or a mapping of paths to arrays; else random ones, frozen values the same for every seed;
     start_data  what these were trained on, in words, for the Guarantee to say. A run, and what a run wrote, says it;
                of other values nothing is known, and the Guarantee begins with that unless it is given here;
     start_private  whether they hold records of the clients that will be trained on: there is no epsilon then, unless
@@ -56,8 +61,8 @@ def freeze(
     fresh      patterns, or `head`, of parameters that begin at random, not with those of `start`;
     rank, alpha  r, and the factor alpha / r of low-rank terms; alpha is r unless given. A begins uniform within
                1 / sqrt(k), B at zero, so that the model begins as it is without them;
-    targets    which kernels have low-rank terms: patterns, or `dense`, every one that is multiplied as a matrix and not
-               trained itself;
+    targets    which kernels have low-rank terms: `attention`, those of queries and values; `mlp`; `dense`, every one
+               that is multiplied as a matrix and not trained itself; or patterns;
     key        of random frozen values.
     Raises:    ConfigurationError for patterns that match nothing or everything, targets that are no kernels, values
                that are missing, of other names or shapes.
@@ -66,14 +71,25 @@ def freeze(
     if model.adaptation is not None and model.adaptation.low_rank is not None:
         raise errors.refuse("model", "one with low-rank terms", "one without", "begin with the model that they are of")
     key = jax.random.key(0, impl="threefry2x32") if key is None else key
-    words, already = split_words("trainable", trainable), {} if model.frozen is None else dict(model.frozen.values)
+    words, given = split_words("trainable", trainable), model.frozen or FrozenValues({}, {}, jnp.float32(1.0))
+    already, base = dict(given.values), given.start  # the latter of a pretrained model
     before, model = model.origins, model.base  # what the model that is given brings
+    if isinstance(start, str | os.PathLike):
+        start = read_start(start)
+    terms = None if getattr(start, "adapter", None) is None else adapters.terms_of(start, model, base)
+    if terms is not None:
+        rank, alpha, targets = _settings_of(terms, rank, alpha, targets)
+        start, own = terms.start, terms.start.values
+    elif start is None and base:
+        start, own, before = Start(base, before[0]), base, before[1:]
+    else:
+        own = {}  # what a model brings with it
     tree = jax.eval_shape(model.init, jax.random.key(0))
     shapes = {name: shape for name, shape in by_path(tree).items() if name not in already}
     kept = {name: shape for name, shape in by_path(tree).items() if model.is_constant(name)}
     plan = plan_of(model, "scores", tree, (model.blank,))
     trained = _trainable_names(words, plan, shapes)
-    adapters = _low_rank(words, plan, shapes, trained, rank, targets)
+    low = _low_rank(words, plan, shapes, trained, rank, targets)
     of_start = {"fresh": fresh, "start_data": start_data, "start_private": start_private}
     for name, value in (of_start | {"start_epsilon": start_epsilon, "start_delta": start_delta}).items():
         if start is None and value is not None:
@@ -83,24 +99,38 @@ def freeze(
         start = start_of(start, trained_on=start_data, public=public)
         start = with_stated(start, stated_pair(start_epsilon, start_delta))
     anew = set() if fresh is None else select_names("fresh", split_words("fresh", fresh), plan, shapes | kept)
-    begun = {} if start is None else _initial_values(start, shapes | kept, anew)
-    drawn = by_path(model.init(role_key(key, "init"))) if set(shapes) - set(begun) - set(trained) else {}
+    anew |= set(shapes) - set(own) if own else set()
+    begun = {} if start is None else _initial_values(start, shapes | kept, anew, model.dtype)
+    lacking = [name for name in shapes if name not in begun and name not in trained]
+    drawn = model.draw(role_key(key, "init"), lacking, bool(begun))
     values = {name: jnp.asarray(begun.get(name, drawn.get(name))) for name in shapes if name not in trained} | already
     values |= {name: jnp.asarray(begun[name]) for name in kept if name in begun}
-    if adapters is not None and not adapters.both:
+    factors = {name: jnp.asarray(value) for name, value in own.items() if name.endswith((low_rank.A, low_rank.B))}
+    if low is not None and not low.both:
         kernels = low_rank.kernels_of(plan)
-        for name in adapters.names:
-            own = role_key(key, f"low rank {name}")
-            values[f"{name}/{low_rank.A}"] = low_rank.random_a(own, kernels[name], rank)
+        for name in low.names:
+            drawn_by, a = role_key(key, f"low rank {name}"), f"{name}/{low_rank.A}"
+            values[a] = factors.pop(a) if a in factors else low_rank.random_a(drawn_by, kernels[name], rank)
     if alpha is not None:
         errors.require_positive("lora_alpha", alpha)
-        if adapters is None:
+        if low is None:
             raise errors.refuse("lora_alpha", alpha, f"left out unless trainable has {LORA} or {FFA_LORA}", "drop it")
     scale = jnp.float32(1.0 if alpha is None else alpha / rank)
-    held = Frozen(FrozenValues(values, {name: jnp.asarray(begun[name]) for name in trained if name in begun}, scale))
-    others = bool(set(already) - set(kept) or set(shapes) - set(begun))
+    begins = {name: jnp.asarray(begun[name]) for name in trained if name in begun} | factors
+    held = Frozen(FrozenValues(values, begins, scale))
+    others = bool(own) or bool(set(already) - set(kept) or set(shapes) - set(begun))
     origins = (*(before if others else ()), *(() if start is None else (start.origin,)))
-    return dataclasses.replace(model, adaptation=Adaptation(trained, adapters, origins, held.checksum), held=held)
+    return dataclasses.replace(model, adaptation=Adaptation(trained, low, origins, held.checksum), held=held)
+
+
+def _settings_of(terms: adapters.Terms, rank: int, alpha: float | None, targets: str) -> tuple[int, float, str]:
+    """Rank, alpha and kernels of an adapter; refuses others."""
+    for name, got, own in (("lora_rank", rank, terms.rank), ("lora_alpha", alpha, terms.alpha)):
+        if got not in (None, RANK, own):
+            raise errors.refuse(name, got, f"{own:g}, that of the adapter, or left out", "drop it")
+    if targets != DENSE:
+        raise errors.refuse("lora_targets", targets, "left out, as the adapter has its own", "drop it")
+    return terms.rank, terms.alpha, ",".join(terms.kernels)
 
 
 def _trainable_names(words: Sequence[str], plan: GradientPlan, shapes: Mapping[str, Any]) -> tuple[str, ...]:
@@ -139,7 +169,8 @@ def _low_rank(
     if patterns == [DENSE]:
         names = [name for name in kernels if name in shapes and name not in trained]
     else:
-        names = match_patterns("lora_targets", patterns, shapes)
+        found = [name for word in patterns for name in _targets(word, shapes)]
+        names = [name for name in shapes if name in found]
         for name in names:
             if name in trained:
                 raise errors.refuse("lora_targets", f"{name}, which is trained itself", "others", "drop one of the two")
@@ -162,8 +193,19 @@ def _low_rank(
     return LowRank(tuple(fitting), rank, both)
 
 
-def _initial_values(start: Start, shapes: Mapping[str, Any], fresh: Collection[str]) -> dict[str, Any]:
-    """Initial values by path."""
+def _targets(word: str, shapes: Mapping[str, Any]) -> list[str]:
+    """The kernels that a word or a pattern means."""
+    if word not in TARGETS:
+        return match_patterns("lora_targets", [word], shapes)
+    found = [name for pattern in TARGETS[word] for name in shapes if matches(pattern, name)]
+    if not found:
+        wanted = "used where there are such layers, as in gpt, vit and pretrained models"
+        raise errors.refuse("lora_targets", word, wanted, f"take {DENSE}, or patterns")
+    return found
+
+
+def _initial_values(start: Start, shapes: Mapping[str, Any], fresh: Collection[str], dtype: Any) -> dict[str, Any]:
+    """Initial values by path; those in the type of the forward pass stay in it."""
     values, where = start.values, start.origin.name
     wanted = {name: shape for name, shape in shapes.items() if name not in fresh}
     if not wanted:
@@ -180,7 +222,8 @@ def _initial_values(start: Start, shapes: Mapping[str, Any], fresh: Collection[s
         if value.dtype.kind not in "fV" or tuple(value.shape) != shape.shape:
             got = f"{name} of {value.dtype} {tuple(value.shape)}"
             raise errors.refuse(where, got, f"float {shape.shape}", "turn it in start_names, or begin it afresh")
-        value = value.astype(shape.dtype)
+        if value.dtype not in (shape.dtype, dtype):  # no copy of what may be large
+            value = value.astype(shape.dtype)
         if not bool(np.isfinite(np.asarray(value)).all()):
             raise errors.refuse(where, f"{name} with NaN or infinity", "finite")
         found[name] = value

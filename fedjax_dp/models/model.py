@@ -120,16 +120,27 @@ class NetworkModel:
             blank = jnp.zeros(self.record_shape, jnp.int32 if self.tokens else jnp.float32)
             return self._user_code(lambda: self.network.init(key, blank))
         start, adapters = self._frozen().start, self.adaptation.low_rank
-        new = by_path(self.base.init(key)) if set(self.adaptation.trained) - set(start) else {}
-        params = {name: jnp.asarray(start[name] if name in start else new[name]) for name in self.adaptation.trained}
+        new = self.base.draw(key, [name for name in self.adaptation.trained if name not in start], bool(start))
+        kinds = by_path(jax.eval_shape(self.base.init, key)) if start else new  # what is stored may be narrower
+        params = {
+            name: jnp.asarray(start.get(name, new.get(name)), kinds[name].dtype) for name in self.adaptation.trained
+        }
         if adapters is not None:
             kernels = low_rank.kernels_of(self._plan(None))
             for name in adapters.names:
+                a, b = f"{name}/{low_rank.A}", f"{name}/{low_rank.B}"
                 if adapters.both:
                     own = role_key(key, f"low rank {name}")
-                    params[f"{name}/{low_rank.A}"] = low_rank.random_a(own, kernels[name], adapters.rank)
-                params[f"{name}/{low_rank.B}"] = jnp.zeros(low_rank.shapes(kernels[name], adapters.rank)[1])
+                    params[a] = start[a] if a in start else low_rank.random_a(own, kernels[name], adapters.rank)
+                params[b] = start[b] if b in start else jnp.zeros(low_rank.shapes(kernels[name], adapters.rank)[1])
         return params
+
+    def draw(self, key: jax.Array, names: Sequence[str], alone: bool) -> dict[str, Any]:
+        """Random initial values of these parameters; `alone`: nothing is drawn for the others, which may be large."""
+        if not names:
+            return {}
+        made = jax.jit(lambda key: {name: by_path(self.init(key))[name] for name in names}) if alone else None
+        return by_path(self.init(key)) if made is None else made(key)
 
     def whole(self, params: Params) -> Params:
         """All parameters of the network, with low-rank terms added: W + (alpha / r) A B; for evaluation or export."""

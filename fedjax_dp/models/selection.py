@@ -9,6 +9,7 @@ import jax
 from fedjax_dp import errors
 from fedjax_dp.gradients import Model
 from fedjax_dp.gradients.analysis import GradientPlan, plan_of
+from fedjax_dp.gradients.outer_products import Product
 from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import by_path
 
@@ -48,7 +49,7 @@ def match_patterns(what: str, patterns: Sequence[str], names: Collection[str]) -
     """Names that match one of the patterns, or are below such a name, in order; each pattern must match a name."""
     found: set[str] = set()
     for pattern in patterns:
-        hits = {name for name in names if _pattern(pattern).fullmatch(name)}
+        hits = {name for name in names if matches(pattern, name)}
         if not hits:
             remedy = errors.suggestion(pattern, names, f"there are {_few(names)}")
             raise errors.refuse(what, f"{pattern!r}, which matches nothing", "patterns of parameter paths", remedy)
@@ -74,6 +75,11 @@ def head_of(what: str, plan: GradientPlan, shapes: Mapping[str, Any]) -> list[st
     if last is None:
         raise errors.refuse(what, HEAD, "used where the last product is with a kernel", "name it by a pattern")
     kernel = plan.names[min(last.leaves)]
+    if not all(isinstance(use.outer_product.geometry, Product) for use in last.uses):
+        remedy = f"name it by a pattern: {kernel}"
+        raise errors.refuse(
+            what, HEAD, f"used where the last product is not with {kernel}, the table of tokens", remedy
+        )
     layer = kernel.rpartition("/")[0]
     return [name for name in shapes if name == kernel or (layer and name.startswith(f"{layer}/"))]
 
@@ -83,7 +89,8 @@ def _few(names: Iterable[str]) -> str:
     return ", ".join(every[:6]) + (", ..." if len(every) > 6 else "")
 
 
-def _pattern(pattern: str) -> re.Pattern[str]:
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern matches a name, or a name above it."""
     parts = re.split(r"(\*\*|\*|\?)", pattern)
     meaning = {"**": ".*", "*": "[^/]*", "?": "[^/]"}
-    return re.compile("".join(meaning.get(part, re.escape(part)) for part in parts) + "(/.*)?")
+    return re.fullmatch("".join(meaning.get(part, re.escape(part)) for part in parts) + "(/.*)?", name) is not None

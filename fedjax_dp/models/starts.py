@@ -7,12 +7,13 @@ A file names its arrays; if its names or layouts differ from the model's, a TOML
     "head/bias" = "fc.bias"
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import logging
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -26,6 +27,7 @@ from fedjax_dp.models.networks import by_path
 from fedjax_dp.models.origins import ARRAY, KEY, LEDGER, Origin
 
 WANTED = "an .npz or .safetensors file, the folder of a run, or one that orbax wrote"
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")  # of PEFT
 RUN = "run.json"  # makes a folder that of a run
 STATE, FINAL = "state", "final"  # of a run's checkpoint: what goes on, and the model where it is not the state's
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -38,10 +40,11 @@ CHECKPOINT_DEPTH = 3  # a run's arrays are in checkpoints/ROUND/state
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Start:
-    """Initial values by path, and their origin."""
+    """Initial values by path, and their origin; of an adapter of PEFT by their names there, with its settings."""
 
     values: Mapping[str, Any]
     origin: Origin
+    adapter: Mapping[str, Any] | None = None
 
     def __repr__(self) -> str:
         return f"Start({self.origin}, {len(self.values)} arrays)"
@@ -74,13 +77,19 @@ def read_start(
         raise errors.refuse("start", str(path), f"{WANTED} that exists", folders.where_looked(path))
     found, ledger = _read(path)
     if ledger is not None:
-        ledger = origins.with_parameters(ledger, found, path.name, exported=not path.is_dir())
+        ledger = origins.with_parameters(ledger, found, path.name, exported=not path.is_dir() or is_adapter(path))
     if isinstance(names, str | os.PathLike):
         names = folders.read_toml("start_names", names, 'write lines such as "head/kernel" = "fc.weight"')
     if names is not None:
         found = _rename(path, found, names)
     origin = Origin(path.name, digest(path), trained_on, public, ledger or "", foreign=ledger is None)
-    return with_stated(Start(found, origin), stated)
+    adapter = folders.read_json(path / ADAPTER[0]) if is_adapter(path) else None
+    return with_stated(Start(found, origin, adapter), stated)
+
+
+def is_adapter(path: str | os.PathLike[str]) -> bool:
+    """Whether this is a folder with an adapter in files of PEFT."""
+    return (pathlib.Path(path) / ADAPTER[0]).is_file()
 
 
 def with_stated(start: Start, stated: tuple[float, float] | None) -> Start:
@@ -149,6 +158,8 @@ def digest(path: pathlib.Path) -> str:
 
 def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
     """Arrays by name, and the ledger that came with them, if one did."""
+    if is_adapter(path):
+        return _safetensors(path / ADAPTER[1])
     if path.is_dir():
         return _orbax(path), _ledger_of_folder(path)
     with open(path, "rb") as file:
@@ -191,15 +202,25 @@ def _text(raw: bytes, path: pathlib.Path) -> str:
         raise damage_error(path, "a ledger that is no text", "as a run wrote it", "export it again") from None
 
 
-def _safetensors(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
+@contextlib.contextmanager
+def open_safetensors(path: pathlib.Path) -> Iterator[Any]:
+    """A file of safetensors, whose arrays are read one by one with `get_tensor`.
+
+    Raises: ConfigurationError in one line for a file that is none, or is damaged.
+    """
     from safetensors import SafetensorError, safe_open  # only needed here
 
     try:
         with safe_open(path, "np") as file:
-            words, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            yield file
     except (SafetensorError, OSError, MemoryError, AttributeError, TypeError) as error:  # the last of odd types
         got = f"{path}, which is none of these or damaged ({folders.reason(error)[:100]})"
         raise errors.refuse("start", got, WANTED, CONVERT if path.suffix in PICKLED else "") from None
+
+
+def _safetensors(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
+    with open_safetensors(path) as file:
+        words, found = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if KEY not in words and {"config", "round", "privacy"} <= words.keys():
         raise errors.refuse("start", f"{path}, an export without its ledger", "one with it", "export the run again")
     return found, words.get(KEY)

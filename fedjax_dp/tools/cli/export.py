@@ -10,6 +10,7 @@ from fedjax_dp.tools.cli.options import parse
 DESCRIPTION = """Write the parameters of a run to a file that other programs read.
 
 usage: fedjax-dp export [--merged] RUN FILE.safetensors|FILE.npz
+       fedjax-dp export --format peft [--merged] RUN FOLDER
 
 RUN is the folder of a run; its newest checkpoint is used. Parameters are named by their paths in the model, such as
 Dense_0/kernel. A .safetensors file also contains configuration, rounds and Guarantee. If a part of the model is frozen,
@@ -27,11 +28,14 @@ class ExportOptions:
         folder: folder of a run
         file: file to write, .safetensors or .npz
         merged: write all parameters of a partly frozen model, with low-rank terms added
+        format: peft: a folder with the adapter of a pretrained model, for PEFT; with --merged one of the whole model,
+            under the names of its base, for transformers
     """
 
     folder: Annotated[str | None, about("", positional=True)] = None
     file: Annotated[str | None, about("", positional=True)] = None
     merged: Annotated[bool, about("", switch=True)] = False
+    format: Annotated[str | None, about("", choices=("peft",))] = None
 
 
 def export_command(arguments: list[str]) -> int:
@@ -44,6 +48,6 @@ def export_command(arguments: list[str]) -> int:
     from fedjax_dp.experiments.saved_run import open_run  # loads JAX
 
     run = open_run(options.folder)
-    where = run.export(options.file, merged=options.merged)
+    where = run.export(options.file, merged=options.merged, format=options.format)
     print(f"parameters after round {run.round} of {options.folder} are in {where}")
     return 0

@@ -12,7 +12,7 @@ from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.records import RecordTable, as_task, make_dataset, number_labels, split_rows
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.data.targets import native
-from fedjax_dp.tools.formats.words import text_classes
+from fedjax_dp.tools.formats.words import is_tokenizer, text_classes
 
 LABEL = "label"  # the default column of labels
 SPLIT = "split"  # a column that says train or test
@@ -153,7 +153,7 @@ def from_tables(
         notes = _notes_on(complete[: len(tables)], features, columns)
     else:
         complete = [_fill_missing(part, [*aside, *features], [], columns) for part in everything]
-        sentences = _texts(where, complete, features, task)
+        sentences = _texts(where, complete, features, task, is_tokenizer(texts))
         notes = [f"features: the words of column {printable(features[0])}"]
     clients, classes = None, None
     class_names: Sequence[Any] | np.ndarray | None = labels if task == "multi_label" and len(labels) > 1 else None
@@ -322,20 +322,22 @@ def _features(
     return np.concatenate(blocks, axis=1)
 
 
-def _texts(where: str, parts: Sequence[ColumnTable], features: Sequence[str], task: str) -> list[str]:
-    """The texts of the only feature."""
-    if len(features) > 1:
+def _texts(where: str, parts: Sequence[ColumnTable], features: Sequence[str], task: str, pairs: bool) -> list[Any]:
+    """The texts of the only feature, or, where a tokenizer takes `pairs`, those of two."""
+    if len(features) > 1 + pairs:
         got = list_names(features)[:100]
         remedy = "--feature-columns NAME names it, --drop leaves others out"
-        raise errors.refuse(f"{where}features", got, "one column of texts", remedy)
+        raise errors.refuse(f"{where}features", got, f"one column of texts{', or a pair' * pairs}", remedy)
     if task != "classes":
         raise errors.refuse("task", task, "classes, for a column of texts", "drop --task")
-    column = features[0]
     for part in parts:
-        if holds_numbers(part.frame[column]):
-            remedy = "--length and --vocabulary are for texts: drop them"
-            raise errors.refuse(f"{part.where}column {column}", "numbers", "texts", remedy)
-    return [str(text) for part in parts for text in part.frame[column]]
+        for column in features:
+            if holds_numbers(part.frame[column]):
+                remedy = "--length and --vocabulary are for texts: drop them"
+                raise errors.refuse(f"{part.where}column {column}", "numbers", "texts", remedy)
+    columns = ([str(text) for part in parts for text in part.frame[column]] for column in features)
+    rows = list(zip(*columns, strict=True))
+    return rows if len(features) > 1 else [text for (text,) in rows]
 
 
 def _one_hot(part: ColumnTable, column: str, words: Sequence[Any]) -> np.ndarray:

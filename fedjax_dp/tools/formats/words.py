@@ -25,6 +25,8 @@ from fedjax_dp.data.sequences import (
     words_of,
 )
 from fedjax_dp.data.store import Dataset
+from fedjax_dp.data.targets import Vocabulary
+from fedjax_dp.tools.formats.tokenizers import ENDING, Tokenizer
 
 CLASSIFIED_OPTIONS = ("length", "vocabulary", "vocabulary_size", "oov_buckets")
 SENTENCE_OPTIONS = (*CLASSIFIED_OPTIONS, "convention")
@@ -33,6 +35,7 @@ SENTENCE, MESSAGE = 20, 25  # words of a record
 LEARNT = "a vocabulary of the most frequent words of all training records"
 SPECIAL = {"<PAD>": "pad", "<BOS>": "bos", "<EOS>": "eos"}  # in rows of tokens
 UNKNOWN = "<UNK>"
+_Rows = tuple[list[np.ndarray], Vocabulary, tuple[str, ...]]  # of each part; and what was learnt from records
 
 
 def sentences(name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading) -> Dataset:
@@ -90,15 +93,32 @@ def text_classes(
     length = MESSAGE if reading.length is None else reading.length
     check_cut(length, None, 0)
     parts = divide(where, train, test)
+    rows, vocabulary, learnt = (_by_tokenizer if is_tokenizer(reading) else _by_words)(where, parts, reading, length)
+    train, test = (part.with_columns(x=x, y=np.array(part["y"], np.int32)) for part, x in zip(parts, rows, strict=True))
+    about |= {"tokens": True, "vocabulary": vocabulary, "learnt": learnt}
+    return make_dataset(name, where, train, test, classes=classes, **about)
+
+
+def is_tokenizer(reading: Reading) -> bool:
+    return reading.vocabulary is not None and reading.vocabulary.endswith(ENDING)
+
+
+def _by_tokenizer(where: str, parts: Sequence[RecordTable], reading: Reading, length: int) -> _Rows:
+    """Texts, or pairs of them, by the tokenizer of a pretrained model."""
+    for option in ("vocabulary_size", "oov_buckets"):
+        if getattr(reading, option) is not None:
+            raise errors.refuse(
+                option, getattr(reading, option), "left out with a tokenizer, which has its own", "drop it"
+            )
+    tokenizer = Tokenizer(pathlib.Path(str(reading.vocabulary)), length, pairs=not isinstance(parts[0]["text"][0], str))
+    return [tokenizer.rows(part["text"]) for part in parts], tokenizer.vocabulary, ()
+
+
+def _by_words(where: str, parts: Sequence[RecordTable], reading: Reading, length: int) -> _Rows:
     texts = [[*map(words_of, part["text"])] for part in parts]
     words, learnt = _vocabulary(where, texts[0], reading)
     ids = of_words(words, _buckets(reading))
-    train, test = (
-        part.with_columns(x=cut_words(text, ids, length), y=np.array(part["y"], np.int32))
-        for part, text in zip(parts, texts)
-    )
-    about |= {"tokens": True, "vocabulary": ids.vocabulary, "learnt": learnt}
-    return make_dataset(name, where, train, test, classes=classes, **about)
+    return [cut_words(text, ids, length) for text in texts], ids.vocabulary, learnt
 
 
 def _vocabulary(where: str, texts: Iterable[Sequence[str]], reading: Reading) -> tuple[list[str], tuple[str, ...]]:
