@@ -12,7 +12,7 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 45_418,
+    "lines of the core": 45_419,
     "lines of tools": 18_850,
     "lines of tests": 44_775,
 }

@@ -90,7 +90,8 @@ class TrainingConfig:
 
     Args:
         rounds: number of rounds
-        model: architecture; or FILE.py:NAME; or pretrained:FOLDER, with config.json and safetensors of a language model
+        model: architecture, FILE.py:NAME or pretrained:FOLDER; the folder has config.json and safetensors of a language
+            model
         pool: what of a text a pretrained model classifies; by default as it was trained: the first token, or the last
         hidden: widths of the hidden layers, such as 1200 or 64,32
         width: width of a transformer's vectors, a multiple of heads; hidden layers are 4 times as wide
