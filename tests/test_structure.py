@@ -14,7 +14,7 @@ MOST = {
     "public class names that stand twice": 0,
     "lines of the core": 45_419,
     "lines of tools": 18_850,
-    "lines of tests": 44_775,
+    "lines of tests": 44_778,
 }
 
 

@@ -174,7 +174,7 @@ class SavedRun:
         ledger = phases.ledger_of_parameters(self._ledger, tensors, self.round)
         with folders.storage_errors(path):
             path.mkdir(exist_ok=True)
-            parameters.write(path / name, tensors, ledger, described, new=True)
+            parameters.write(path / name, tensors, ledger, {**described, "format": "pt"}, new=True)
             for file, content in files.items():
                 (path / file).write_bytes(content)
 

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import refusal
+from safetensors import safe_open
 from safetensors.numpy import save_file
 
 import fedjax_dp as fdp
@@ -129,6 +130,8 @@ def test_a_run_tunes_a_model_and_its_adapter_goes_on(base, tmp_path, monkeypatch
     written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (written["r"], written["target_modules"]) == (2, ["query", "value"])
     assert str(first.guarantee) in (tmp_path / "adapter" / "PRIVACY.md").read_text()
+    with safe_open(tmp_path / "adapter" / "adapter_model.safetensors", "np") as file:
+        assert file.metadata()["format"] == "pt"  # which transformers before 5 asks for
     assert run({"--start": "adapter", "--out": "second"}) == 0
     second = fdp.open_run("second")
     assert second.guarantee.epsilon > first.guarantee.epsilon
