@@ -172,8 +172,11 @@ class SavedRun:
             tensors, text = adapters.adapter_files(model, self.params, base or model.origins[0].name)
             files, name = files | {ADAPTER[0]: text.encode()}, ADAPTER[1]
         ledger = phases.ledger_of_parameters(self._ledger, tensors, self.round)
+        if path.exists() or not path.parent.is_dir():
+            wanted = "a new folder in an existing one"
+            raise errors.refuse("folder to export to", str(path), wanted, "give another name, or remove it")
         with folders.storage_errors(path):
-            path.mkdir(exist_ok=True)
+            path.mkdir()
             parameters.write(path / name, tensors, ledger, {**described, "format": "pt"}, new=True)
             for file, content in files.items():
                 (path / file).write_bytes(content)

@@ -71,8 +71,8 @@ def freeze(
     if model.adaptation is not None and model.adaptation.low_rank is not None:
         raise errors.refuse("model", "one with low-rank terms", "one without", "begin with the model that they are of")
     key = jax.random.key(0, impl="threefry2x32") if key is None else key
-    words, given = split_words("trainable", trainable), model.frozen or FrozenValues({}, {}, jnp.float32(1.0))
-    already, base = dict(given.values), given.start  # the latter of a pretrained model
+    words, frozen = split_words("trainable", trainable), model.frozen or FrozenValues({}, {}, jnp.float32(1.0))
+    already, base = dict(frozen.values), frozen.start  # the latter of a pretrained model
     before, model = model.origins, model.base  # what the model that is given brings
     if isinstance(start, str | os.PathLike):
         start = read_start(start)

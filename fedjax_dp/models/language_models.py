@@ -135,11 +135,11 @@ def _fields(config: _Config, layout: Layout) -> dict[str, Any]:
 
 def _frequencies(config: _Config, size: int) -> tuple[float, ...]:
     """Frequencies of rotary positions `(size / 2,)`, of configs of versions 4 and 5 of transformers."""
-    given = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
-    if not isinstance(given, dict):
-        raise config.refuse(f"rope_parameters {given!r}", "a table")
-    rope = _Config(config.path, {"rope_theta": config.keys.get("rope_theta"), **given})
-    kind = given.get("rope_type", given.get("type", "default"))
+    settings = config.keys.get("rope_parameters") or config.keys.get("rope_scaling") or {}
+    if not isinstance(settings, dict):
+        raise config.refuse(f"rope_parameters {settings!r}", "a table")
+    rope = _Config(config.path, {"rope_theta": config.keys.get("rope_theta"), **settings})
+    kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         raise config.refuse(f"rope_type {kind!r}", "default, linear or llama3")
     if size % 2:

@@ -23,8 +23,8 @@ class Tokenizer:
     """A `tokenizer.json` that cuts texts to `length` ids and pads them at the end.
 
     The file's own truncation and padding are not used; its special tokens are, and a cut text keeps the last of them.
-    Padding is `pad_token_id` of the `config.json` beside it, else the tokenizer's padding token, else the end of a text
-    (`eos_token_id`), which may then occur inside of texts too.
+    Padding is `pad_token_id` of the `config.json` in its folder, else the tokenizer's padding token, else the end of a
+    text (`eos_token_id`), which may then occur inside of texts too.
     """
 
     def __init__(self, path: pathlib.Path, length: int, pairs: bool = False) -> None:

@@ -4,6 +4,7 @@ Epsilon has delta, unit, adjacency, view and statement with it, under `privacy/`
 cover are under `probe/`. Unknown and infinite numbers are left out.
 """
 
+import abc
 import contextlib
 import json
 import math
@@ -120,7 +121,7 @@ class Memory:
         return json.loads(self._file.read_text()) if held and self._file is not None else {}
 
 
-class Tracker:
+class Tracker(abc.ABC):
     """A callback that gives each evaluation of a run to a tracker once, also where the run goes on.
 
     place  where or how to see the run, once it has begun
@@ -148,12 +149,13 @@ class Tracker:
         """The context in which the tracker's package runs."""
         return redirect_output()
 
+    @abc.abstractmethod
     def _begin(self, run: Experiment) -> None:
         """Begin or continue the run there, and read the memory of it."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _numbers(self, numbers: Mapping[str, float], step: int) -> None:
-        raise NotImplementedError
+        """Give the numbers of one evaluation to the tracker."""
 
 
 @contextlib.contextmanager

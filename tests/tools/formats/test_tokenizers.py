@@ -127,6 +127,8 @@ def test_a_run_tunes_a_model_and_its_adapter_goes_on(base, tmp_path, monkeypatch
     begins = next(line for line in first.guarantee.assumptions if line.startswith("training begins with base (sha256"))
     assert "trained on text that is treated as public" in begins
     assert cli.main(["export", "--format", "peft", "first", "adapter"]) == 0
+    for place in ("adapter", "nowhere/adapter"):
+        assert cli.main(["export", "--format", "peft", "first", place]) == 2
     written = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (written["r"], written["target_modules"]) == (2, ["query", "value"])
     assert str(first.guarantee) in (tmp_path / "adapter" / "PRIVACY.md").read_text()
