@@ -28,7 +28,7 @@ from fedjax_dp.gradients.outer_products import Convolution, Geometry, Operand, O
 from fedjax_dp.gradients.program import Sites
 from fedjax_dp.gradients.record_convolutions import RecordConvolution
 from fedjax_dp.gradients.record_independence import require_own_operations
-from fedjax_dp.gradients.views import ParameterView, leaf_view, move_entries, narrow
+from fedjax_dp.gradients.views import ParameterView, are_equal, leaf_view, move_entries, narrow, share_elements
 from fedjax_dp.pytrees import path_name
 
 Path = tuple[int, ...]
@@ -179,10 +179,7 @@ class _Analysis:
         self.outer_products: dict[Path, OuterProduct] = {}
         self.products: dict[Path, Any] = {}
         self.features: tuple[Path, Any, bool] | None = None
-        sizes = [math.prod(leaf.shape) for leaf in leaves]
-        firsts = np.cumsum([0, *sizes]).tolist()
-        self.elements = firsts[-1]
-        views = [leaf_view(at, leaf.shape, firsts[at]) for at, leaf in enumerate(leaves)]
+        views = [leaf_view(at, leaf.shape) for at, leaf in enumerate(leaves)]
         jaxpr = closed.jaxpr
         rest = [Dependence.CONSTANT] * frozen + [Dependence.RECORD] * (len(jaxpr.invars) - len(leaves) - frozen)
         for out in self.analyse(jaxpr, [Dependence.CONSTANT] * len(jaxpr.constvars), [*views, *rest], (), ()):
@@ -256,7 +253,7 @@ class _Analysis:
             if narrowed is not None:
                 view, repeated = narrowed
                 view = view._replace(scale=-view.scale) if name == "sub" and side == 1 else view
-                geometry = Shift(view.numbers.shape[len(view.loops) :], repeated)
+                geometry = Shift(view.places.shape[len(view.loops) :], repeated)
         elif view.distinct:
             geometry = recognise(equation, side)
         return None if geometry is None else OuterProduct(view, loops, geometry, out, name)
@@ -317,7 +314,6 @@ class _Analysis:
         matrices = {path: outer_product.matrix for path, outer_product in self.outer_products.items()}
         while True:
             before = len(self.direct)
-            owner = np.full(self.elements, -1, np.int32)
             groups: list[tuple[np.ndarray, list[Use]]] = []
             for path, outer_product in self.outer_products.items():
                 if outer_product.view.leaves & self.direct.keys():
@@ -325,15 +321,14 @@ class _Analysis:
                     continue
                 matrix = matrices[path]
                 positions = _positions(outer_product, matrix.shape[0], matrix.shape[2])
-                owners = np.unique(owner[matrix])
-                if owners.tolist() == [-1]:
-                    owner[matrix.reshape(-1)] = len(groups)
+                group = next((group for group in groups if share_elements(group[0], matrix)), None)
+                if group is None:
                     groups.append((matrix, [Use(path, outer_product, False, positions)]))
                     continue
-                own, uses = groups[owners[-1]]
-                if np.array_equal(own, matrix):
+                own, uses = group
+                if are_equal(own, matrix):
                     uses.append(Use(path, outer_product, False, positions))
-                elif np.array_equal(own, matrix.swapaxes(1, 2)):
+                elif are_equal(own, matrix.swapaxes(1, 2)):
                     uses.append(Use(path, outer_product, True, positions))
                 else:
                     self.mark_direct(outer_product.view, "is used in two layouts")

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from fedjax_dp.gradients.equations import bind, convolution_of, dot_of, gather_of, sizes_of
-from fedjax_dp.gradients.views import ParameterView
+from fedjax_dp.gradients.views import ParameterView, move_elements
 
 HUGE = 2.0**126  # its square is not finite in float32
 LARGE = 5  # from this side on, a GPU builds windows axis by axis; for 3 x 3 that saves too few branches
@@ -61,14 +61,18 @@ class OuterProduct(NamedTuple):
 
     @property
     def matrix(self) -> np.ndarray:
-        """Element numbers (blocks, k, o); slices picked by loops are blocks."""
-        lead, shape = self._lead(self.view.numbers.shape)
-        matrix = self.geometry.matrix(self.view.numbers.reshape(math.prod(lead), *shape))
-        return matrix.reshape(-1, *matrix.shape[2:])
+        """Elements (blocks, k, o) of the parameters; slices picked by loops are blocks."""
+        lead, shape = self._lead(self.view.places.shape)
+
+        def move(places: np.ndarray) -> np.ndarray:
+            matrix = self.geometry.matrix(places.reshape(math.prod(lead), *shape))
+            return matrix.reshape(-1, *matrix.shape[2:])
+
+        return move_elements(move, self.view.places)
 
     def gradient(self, total: jax.Array) -> jax.Array:
         """The gradient, from (blocks, k, o) to the shape of the parameters, axes of loops first."""
-        lead, shape = self._lead(self.view.numbers.shape)
+        lead, shape = self._lead(self.view.places.shape)
         split = total.reshape(math.prod(lead), -1, *total.shape[1:])
         return self.geometry.unmatrix(split).reshape((*lead, *shape))
 

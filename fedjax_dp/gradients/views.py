@@ -1,4 +1,9 @@
-"""Values of a program that depend on parameters alone, and the parameter element behind each entry."""
+"""Values of a program that depend on parameters alone, and the parameter element behind each entry.
+
+An element's number is its address in memory that nothing reads or writes, one byte for each element of a parameter.
+Operations that move elements are then views of NumPy, which take no memory; where only a copy would do, such as for
+parameters that are joined, the copy holds the numbers themselves.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +18,7 @@ IDENTITIES = (
     *("copy", "copy_p", "convert_element_type", "reduce_precision", "sharding_constraint"),
     *("name", "pvary", "reshard"),
 )
+PLACE, NUMBER = np.dtype(np.int8), np.dtype(np.int64)
 
 
 class ParameterView(NamedTuple):
@@ -23,13 +29,13 @@ class ParameterView(NamedTuple):
     """
 
     leaves: frozenset[int]  # its parameters
-    elements: np.ndarray | None  # their numbers, axes of `loops` first; None if computed, not only moved
+    elements: np.ndarray | None  # they or their numbers, axes of `loops` first; None if computed, not only moved
     scale: float  # entry = scale * element
     loops: tuple[int, ...]  # depths of loops whose step picks the slice
     take: Callable[[dict[int, Any]], Any]  # leaves -> unscaled entries, axes of `loops` first; linear
 
     @property
-    def numbers(self) -> np.ndarray:
+    def places(self) -> np.ndarray:
         """`elements` of a view that was only moved."""
         assert self.elements is not None
         return self.elements
@@ -39,17 +45,16 @@ class ParameterView(NamedTuple):
         """Whether no element occurs twice."""
         if self.elements is None or self.elements.size == 0:
             return False
-        first = self.elements.min()
-        seen = np.zeros(self.elements.max() - first + 1, bool)
-        seen[self.elements.reshape(-1) - first] = True
-        return int(seen.sum()) == self.elements.size
+        if self.elements.dtype == NUMBER:
+            return np.unique(self.elements).size == self.elements.size
+        return not repeated_axes(self.elements)
 
     def put_back(self, total: jax.Array, leaves: Sequence[Any]) -> dict[int, jax.Array]:
         """The entries of a gradient, moved back to their elements: leaf -> array of its shape."""
         if len(self.leaves) == 1:  # usually a whole parameter, in its own order
             (at,) = self.leaves
-            flat = self.numbers.reshape(-1)
-            if flat.size == leaves[at].size and np.all(flat[1:] - flat[:-1] == 1):
+            places = self.places
+            if places.dtype == PLACE and places.flags.c_contiguous and places.size == leaves[at].size:
                 return {at: total.reshape(leaves[at].shape)}
         shapes = {at: jax.ShapeDtypeStruct(leaves[at].shape, total.dtype) for at in sorted(self.leaves)}
         gradients: dict[int, jax.Array]
@@ -65,11 +70,7 @@ def narrow(view: ParameterView, shape: tuple[int, ...]) -> tuple[ParameterView, 
     own = elements.shape[lead:]
     if len(own) != len(shape):
         return None
-    copies = [
-        axis
-        for axis in range(elements.ndim)
-        if axis >= lead and elements.shape[axis] > 1 and (elements == elements.take([0], axis)).all()
-    ]
+    copies = [axis for axis in repeated_axes(elements) if axis >= lead]
     repeated = tuple(axis for axis, size in enumerate(own) if lead + axis in copies or size != shape[axis])
     if copies:
         first = tuple(slice(1) if axis in copies else slice(None) for axis in range(elements.ndim))
@@ -77,11 +78,51 @@ def narrow(view: ParameterView, shape: tuple[int, ...]) -> tuple[ParameterView, 
     return (view, repeated) if view.distinct else None
 
 
-def leaf_view(number: int, shape: tuple[int, ...], first: int) -> ParameterView:
-    """A whole parameter; `first` is the number of its first element."""
-    size = int(np.prod(shape))
-    elements = np.arange(first, first + size, dtype=np.int32).reshape(shape)
-    return ParameterView(frozenset([number]), elements, 1.0, (), lambda leaves: leaves[number])
+def leaf_view(number: int, shape: tuple[int, ...]) -> ParameterView:
+    """A whole parameter."""
+    return ParameterView(frozenset([number]), np.empty(shape, PLACE), 1.0, (), lambda leaves: leaves[number])
+
+
+def numbers_of(elements: np.ndarray) -> np.ndarray:
+    """The number of each element."""
+    if elements.dtype == NUMBER:
+        return elements
+    numbers = np.asarray(elements.ctypes.data, NUMBER)
+    for size, step in zip(elements.shape, elements.strides):
+        numbers = numbers[..., None] + step * np.arange(size)
+    return numbers
+
+
+def move_elements(move: Callable[..., Any], *arrays: np.ndarray) -> Any:
+    """What `move` returns for the elements: views of them, or else their numbers."""
+    moved = move(*arrays)
+    results = moved if isinstance(moved, list) else [moved]
+    if moved is None or all(np.may_share_memory(result, arrays[0]) for result in results):
+        return moved
+    return move(*map(numbers_of, arrays))
+
+
+def repeated_axes(elements: np.ndarray) -> list[int]:
+    """The axes along which elements repeat."""
+    axes = [axis for axis, size in enumerate(elements.shape) if size > 1]
+    if elements.dtype == PLACE:
+        return [axis for axis in axes if elements.strides[axis] == 0]
+    return [axis for axis in axes if (elements == elements.take([0], axis)).all()]
+
+
+def are_equal(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether two arrays are the same elements in the same order."""
+    if one.shape != other.shape or NUMBER in (one.dtype, other.dtype):
+        return np.array_equal(numbers_of(one), numbers_of(other))
+    steps = zip(one.shape, one.strides, other.strides)
+    return one.ctypes.data == other.ctypes.data and all(a == b for size, a, b in steps if size > 1)
+
+
+def share_elements(one: np.ndarray, other: np.ndarray) -> bool:
+    """Whether any element is in both arrays."""
+    if NUMBER in (one.dtype, other.dtype):
+        return np.intersect1d(numbers_of(one), numbers_of(other)).size > 0
+    return np.shares_memory(one, other)
 
 
 def move_entries(equation: Any, arguments: Sequence[Any]) -> list[ParameterView]:
@@ -103,7 +144,11 @@ def move_entries(equation: Any, arguments: Sequence[Any]) -> list[ParameterView]
         return [first._replace(scale=first.scale * float(number) if name == "mul" else first.scale / float(number))]
     alike = all(isinstance(a, ParameterView) and (a.scale, a.loops) == (first.scale, first.loops) for a in arguments)
     lead = len(first.loops)
-    moved = rearrange(np, equation, [v.elements for v in views], lead) if alike else None
+    moved = (
+        move_elements(lambda *arrays: rearrange(np, equation, list(arrays), lead), *(v.places for v in views))
+        if alike
+        else None
+    )
     if moved is None:
         return computed
     takes = [v.take for v in views]
@@ -121,7 +166,7 @@ def _refuse_put_back(leaves: dict[int, Any]) -> Any:
 def rearrange(xp: Any, equation: Any, arrays: list[Any], lead: int) -> Any:
     """Apply a primitive that only moves entries to arrays with `lead` extra axes in front; None for other primitives.
 
-    `xp` is NumPy (numbers of elements) or JAX (elements).
+    `xp` is NumPy (places or numbers of elements) or JAX (elements).
     """
     name, x = equation.primitive.name, arrays[0]
     front, whole, shape = x.shape[:lead], (slice(None),) * lead, equation.outvars[0].aval.shape

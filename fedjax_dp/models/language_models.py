@@ -7,6 +7,7 @@ folder is run.
 import dataclasses
 import json
 import logging
+import math
 import os
 import pathlib
 import re
@@ -39,6 +40,7 @@ from fedjax_dp.tasks import TokenCrossEntropy
 
 log = logging.getLogger("fedjax_dp")
 PUBLIC = "text that is treated as public"  # what a folder was trained on, unless somebody says more
+BLOCK, ALIGNED = 2**22, 64  # elements that are read at once; bytes
 CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 _KINDS: dict[str, type] = {
     "epsilon": float,
@@ -274,9 +276,27 @@ def _ledger(places: Mapping[str, pathlib.Path]) -> str:
 
 
 def _read_tensor(path: pathlib.Path, name: str) -> np.ndarray:
-    """One tensor of a file, which is closed again, so that its pages are not kept in memory."""
+    """One tensor of a file, in blocks, with the file closed after each: its pages do not stay in memory.
+
+    It is aligned as JAX asks for, which then takes it over on a CPU without a copy.
+    """
+
+    def read(first: int, last: int) -> np.ndarray:
+        with open_safetensors(path) as opened:
+            return opened.get_slice(name)[first:last]
+
     with open_safetensors(path) as opened:
-        return opened.get_tensor(name)
+        shape = opened.get_slice(name).get_shape()
+        if math.prod(shape) <= BLOCK:
+            return opened.get_tensor(name)
+    kind = read(0, 1).dtype
+    size, rows = math.prod(shape) * kind.itemsize, -(-BLOCK * shape[0] // math.prod(shape))
+    room = np.empty(size + ALIGNED, np.uint8)
+    value = room[-room.ctypes.data % ALIGNED :][:size].view(kind).reshape(shape)
+    for first in range(0, shape[0], rows):
+        last = min(first + rows, shape[0])
+        value[first:last] = read(first, last)
+    return value
 
 
 def _values(

@@ -120,7 +120,8 @@ class NetworkModel:
             blank = jnp.zeros(self.record_shape, jnp.int32 if self.tokens else jnp.float32)
             return self._user_code(lambda: self.network.init(key, blank))
         start, adapters = self._frozen().start, self.adaptation.low_rank
-        new = self.base.draw(key, [name for name in self.adaptation.trained if name not in start], bool(start))
+        fresh = [name for name in self.adaptation.trained if name not in start]
+        new = self.base.draw(key, fresh, alone=bool(start or self.adaptation.origins))
         kinds = by_path(jax.eval_shape(self.base.init, key)) if start else new  # what is stored may be narrower
         params = {
             name: jnp.asarray(start.get(name, new.get(name)), kinds[name].dtype) for name in self.adaptation.trained

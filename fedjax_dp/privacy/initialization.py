@@ -261,7 +261,8 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
     made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, phases)))
     made_of = f", made by {made_of}," if made_of else ","
     apart = ", as its data set shares no record with these clients'" if by_name else ""
-    return Initialization(assumptions=(f"training begins with {origin}{made_of} which is {word}{apart}",))
+    begins = f"training begins with {origin}{made_of} which is {word}{apart}"
+    return Initialization(assumptions=(f"{begins}; epsilon covers what follows alone",))
 
 
 def _unknown(origin: Origin, phases: Sequence[Phase]) -> Initialization | None:

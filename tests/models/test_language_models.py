@@ -4,6 +4,8 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 import types
 
 import jax
@@ -283,3 +285,39 @@ def test_files_that_are_not_read_are_refused(tmp_path):
     assert "a table of keys" in refusal(model_of, folder, case)
     (folder / "config.json").write_text("{")
     assert "readable JSON" in refusal(model_of, folder, case)
+
+
+MEMORY = """
+import pathlib, sys, types
+import jax, jax.numpy as jnp
+from fedjax_dp.models import freeze, pretrained
+
+status = pathlib.Path("/proc/self/status")
+def kib(name):
+    return int(next(line for line in status.read_text().splitlines() if line.startswith(name)).split()[1])
+
+jnp.zeros(3).block_until_ready()
+before = kib("VmRSS")
+pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins here
+like = types.SimpleNamespace(record_shape=(8,), classes=3)
+model = freeze(pretrained(sys.argv[1], like), "head,lora", targets="attention")
+model.init(jax.random.key(0))
+print((kib("VmHWM") - before) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not pathlib.Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read on Linux")
+def test_a_base_is_in_memory_once_while_it_is_read_and_frozen(tmp_path):
+    """Half of it is one table, as in small models; the parts of JAX that this loads are some 60 MiB."""
+    case = LAYOUTS["gpt2_classify"]
+    large = {31: 100_000, 16: 512, 48: 1536, 64: 8192}
+    shapes = {name: [large.get(size, size) for size in shape] for name, shape in case["tensors"]}
+    tensors = {name: np.full(shape, 0.01, np.float32) for name, shape in shapes.items()}
+    config = case["config"] | {"vocab_size": large[31], "n_embd": large[16], "n_inner": large[64]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    save_file(tensors, tmp_path / "model.safetensors")
+    base = sum(tensor.nbytes for tensor in tensors.values())
+    done = subprocess.run([sys.executable, "-c", MEMORY, tmp_path], capture_output=True, text=True, check=True)
+    assert base > 200 * 2**20
+    assert int(done.stdout) < 1.25 * base + 64 * 2**20

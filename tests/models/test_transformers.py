@@ -173,6 +173,13 @@ def test_every_weight_is_factored(name):
     assert all(path.endswith("norm/scale") for path in direct)
 
 
+def test_parameters_are_analysed_without_their_memory_however_many_they_are():
+    side = 2**16  # so that their numbers do not fit into 32 bits
+    weights = explain_gradients(mlp((side,), 10, (side,))).weights
+    assert [weight.way for weight in weights] == ["factored"] * 4
+    assert weights[0].size == side**2
+
+
 @pytest.mark.parametrize("name", SMALL)
 def test_one_argument_explains_as_the_target_does(name):
     model = SMALL[name]()
