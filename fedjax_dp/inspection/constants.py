@@ -18,7 +18,7 @@ from fedjax_dp.rounds.simulation import run_key
 COLUMNS = 32  # columns of a record that are compared first
 SHORT = 16  # shorter records are compared by distance, as any few numbers correlate
 ALIKE = 0.98  # correlation above which two records are the same, scaled, shifted, rounded or blurred
-SAME = 1 - 1e-5  # the same, for what many arrays resemble: means of clients
+SAME = 1 - 1e-5  # the same, for what many arrays resemble: means of clients, and tokens, of which near ones are others
 STORED = 2**16  # records that are compared
 PRODUCTS = 2**22  # pairs of a record and a row of a constant
 LABELS = 32  # consecutive targets that agree by more than chance
@@ -79,6 +79,7 @@ class _ClientRecords(NamedTuple):
     """Records of clients, and the columns that are compared first."""
 
     rows: np.ndarray  # (records, ...), as they are stored
+    alike: float  # correlation above which a row is one of them
     columns: np.ndarray  # of flattened records
     some: np.ndarray  # (records, columns), float32
     means: np.ndarray  # (clients, columns)
@@ -105,7 +106,7 @@ def _client_records(data: FederatedData) -> _ClientRecords:
         means = np.add.reduceat(some[: int(sizes.sum())], begins, axis=0) / sizes[:, None]
     targets = [np.asarray(a) for a in jax.tree.leaves(data.y)]
     targets += [a[data.row_numbers] for a in targets]
-    return _ClientRecords(rows, columns, some, means, targets)
+    return _ClientRecords(rows, SAME if data.tokens else ALIKE, columns, some, means, targets)
 
 
 def _resemblance(constant: np.ndarray, held: _ClientRecords, data: FederatedData) -> str:
@@ -142,8 +143,8 @@ def _find_by_correlation(rows: np.ndarray, held: _ClientRecords) -> str:
     for less, over in ((0.0, 1.0), (mean, 1.0), (mean, spread)):
         products = np.abs(some @ _centre((held.some - less) / over).T)
         nearest = products.argmax(1)
-        for at in np.flatnonzero(products.max(1) > ALIKE)[:64]:
-            if _correlation(rows[at], held, int(nearest[at])) > ALIKE:
+        for at in np.flatnonzero(products.max(1) > held.alike)[:64]:
+            if _correlation(rows[at], held, int(nearest[at])) > held.alike:
                 return f"record {int(nearest[at])} of the clients, or one near it"
     few = held.rows[:: -(-len(held.rows) * rows.shape[1] // 2**19)].reshape(-1, rows.shape[1])
     if np.max(_centre(np.sort(rows)) @ _centre(np.sort(few).astype(np.float32)).T) > 1 - 1e-6:

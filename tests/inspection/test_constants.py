@@ -230,6 +230,27 @@ def test_records_of_few_numbers_are_compared_by_distance():
         assert promise(model(beside), data).epsilon < np.inf
 
 
+def test_tokens_are_compared_as_the_same_and_not_as_near_ones():
+    """Short texts are mostly padding, and correlate with any row of a network that has one large number."""
+    ids = np.zeros((90, SIZE), np.int32)
+    ids[:, 0], ids[:, 1], ids[:, 2] = 101, RNG.integers(2000, 30_000, 90), 102
+    ids[::3, 2:9], ids[::3, 9] = RNG.integers(2000, 30_000, (30, 7)), 102
+    kinds = np.arange(90) % 3
+    dataset = fdp.dataset(ids[:81], kinds[:81], ids[81:], kinds[81:], vocabulary=fdp.data.Vocabulary(30_000, pad=0))
+    data = fdp.federate(dataset, [range(40), range(40, 81)])
+    spikes = 0.02 * RNG.normal(size=(200, SIZE))
+    spikes[:, 1] += 1.0
+    assert promise(held(spikes), data).epsilon < np.inf
+    for rows in (
+        ids[:81],
+        1e-3 * ids[40:60] - 3.0,
+        ids[6:7].astype(np.float16),
+        ids[:40] + 0.3 * RNG.random((40, SIZE)),
+    ):
+        with pytest.raises(errors.ConfigurationError, match="that holds"):
+            promise(held(rows), data)
+
+
 @pytest.mark.parametrize("begun", [lambda w: w, lambda w: (w, {"b": [w]})], ids=["an array", "nested"])
 def test_parameters_of_any_structure_that_stand_are_of_unknown_origin(begun):
     values = np.random.default_rng(7).normal(size=(SIZE, 3)).astype(np.float32)
