@@ -6,6 +6,7 @@ Names are those of the base, as PyTorch stores it: `base_model.model.` + its lay
 
 import dataclasses
 import json
+import logging
 import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from fedjax_dp.models.model import NetworkModel
 from fedjax_dp.models.networks import by_path
 from fedjax_dp.models.starts import Start
 
+log = logging.getLogger("fedjax_dp")
 ROOT = "base_model.model."
 _FACTORS = {low_rank.A: "lora_A.weight", low_rank.B: "lora_B.weight"}
 _TASKS = {CLASSES: "SEQ_CLS", SEQUENCE: "CAUSAL_LM"}
@@ -46,6 +48,17 @@ def language_model(model: NetworkModel, what: str) -> LanguageModel:
     return network
 
 
+def _exported(model: NetworkModel) -> LanguageModel:
+    """The network of a model that is exported; its classes may be scored in a way that is ours alone."""
+    network = language_model(model, "format")
+    if network.output == CLASSES and network.pool == "mean":
+        log.warning(
+            "classes are scored from the mean over tokens here, by transformers from one token: there, load the body, "
+            "average its states over tokens, and apply the head to that"
+        )
+    return network
+
+
 def _name(network: LanguageModel, path: str) -> str:
     """The name in an adapter's file of a parameter, or of a factor of a kernel."""
     kernel, _, last = path.rpartition("/")
@@ -60,7 +73,7 @@ def adapter_files(model: NetworkModel, params: Mapping[str, Any], base: str) -> 
     params  the trained parameters; base: the name of the base's folder.
     Raises: ConfigurationError where something else than low-rank terms and heads is trained.
     """
-    network, adaptation, frozen = language_model(model, "format"), model.adaptation, model.frozen
+    network, adaptation, frozen = _exported(model), model.adaptation, model.frozen
     trained = () if adaptation is None else adaptation.trained
     body = [path for path in trained if not path.startswith(("head", "pooler"))]
     if adaptation is None or adaptation.low_rank is None or frozen is None or body:
@@ -97,7 +110,7 @@ def adapter_files(model: NetworkModel, params: Mapping[str, Any], base: str) -> 
 
 def merged_files(model: NetworkModel, whole: Any) -> dict[str, np.ndarray]:
     """All parameters, with low-rank terms added, by the base's own names."""
-    network = language_model(model, "format")
+    network = _exported(model)
     found = {path: np.asarray(value, np.float32) for path, value in by_path(whole).items()}
     return {
         file_name(network, path): np.ascontiguousarray(value.T if is_transposed(network, path) else value)

@@ -43,7 +43,7 @@ DISPATCH_S = 1.0  # the target: long compared with the cost of a dispatch, short
 MAX_SLOTS = 64  # points on a device that runs them one after another: more would save nothing
 MAX_VMAPPED_ON_CPU = 8  # points that a CPU core may run at once: more do not fit its caches
 COMPARED_POINTS = 8  # points of each device
-TRIAL_S = 120.0  # seconds of work above which another way to run is tried
+TRIAL_S, TRIALS = 120.0, 5  # seconds of work, and trials of its own length, above which another way to run is tried
 MAX_TIME_RATIO = 0.9  # share of the time that makes the other way preferable
 
 
@@ -235,40 +235,42 @@ class JobGroup:
         return program.compile(*program.shapes(run.algorithm, run.data.partition, records, split(run.model)[1]))
 
     def sample(self) -> "Sample":
-        """Measure the seconds of a round and of an evaluation, and observe the first points after two rounds."""
+        """Measure the seconds of a round and of an evaluation."""
+        _, run = self._trial()
+        one = np.ones(len(self.devices), np.int32)
+        run(1, one)  # the first time also touches memory
+        began = time.perf_counter()
+        run(1, one)  # without a round: an evaluation alone
+        evaluated = time.perf_counter()
+        run(2, one)
+        evaluation_s, both_s = evaluated - began, time.perf_counter() - evaluated
+        width = len(self.devices) * (self.program.slots if self.program.vmapped else 1)
+        return Sample(max(both_s - evaluation_s, 0.0) / width, evaluation_s / width)
+
+    def observe(self) -> dict[int, Observation]:
+        """What the first jobs show after two rounds."""
+        queues, run = self._trial()
+        observation = run(2, np.array([len(queue) for queue in queues], np.int32))
+        jobs = zip(self._slots(queues), itertools.chain(*queues))
+        return {job: jax.tree.map(operator.itemgetter(slot), observation) for slot, job in jobs}
+
+    def _trial(self) -> tuple[list[list[int]], Callable[[int, np.ndarray], Observation]]:
+        """The first jobs in queues, and what runs some of them to a round and observes them there."""
         queues = [[at % len(self.jobs) for at in range(d, d + COMPARED_POINTS)] for d in range(len(self.devices))]
         queues = [queue[: self.program.slots] for queue in queues]
         points, records, frozen, count = self._place(queues)
         running = self.compiled.begin(points, records, frozen, count)
-        one = jnp.ones_like(count)
 
-        def time_segment(rounds: int, count: jax.Array) -> tuple[float, Observation]:
+        def run(rounds: int, some: np.ndarray) -> Observation:
             nonlocal running
-            evaluation_rounds = jax.device_put(
-                np.full(points.evaluation_rounds.shape, rounds, np.int32), points.evaluation_rounds.sharding
-            )
-            began = time.perf_counter()
-            running, observation = self.compiled.run_segment(
-                points._replace(evaluation_rounds=evaluation_rounds),
-                running,
-                records,
-                frozen,
-                count,
-                np.int32(0),
-                np.int32(1),
-            )
-            observation = jax.tree.map(lambda a: np.asarray(a)[:, 0], observation)
-            return time.perf_counter() - began, observation
+            marks = points.evaluation_rounds
+            marks = jax.device_put(np.full(marks.shape, rounds, np.int32), marks.sharding)
+            until, chosen = points._replace(evaluation_rounds=marks), jax.device_put(some, count.sharding)
+            ends = np.int32(0), np.int32(1)
+            running, observation = self.compiled.run_segment(until, running, records, frozen, chosen, *ends)
+            return jax.tree.map(lambda a: np.asarray(a)[:, 0], observation)
 
-        _, observation = time_segment(2, count)  # the first time also touches memory
-        running = self.compiled.begin(points, records, frozen, count)
-        time_segment(1, one)
-        evaluation_s, _ = time_segment(1, one)  # without a round: an evaluation alone
-        both_s, _ = time_segment(2, one)
-        width = len(self.devices) * (self.program.slots if self.program.vmapped else 1)
-        jobs = zip(self._slots(queues), itertools.chain(*queues))
-        observations = {job: jax.tree.map(operator.itemgetter(slot), observation) for slot, job in jobs}
-        return Sample(max(both_s - evaluation_s, 0.0) / width, evaluation_s / width, observations)
+        return queues, run
 
     def run(
         self,
@@ -424,31 +426,35 @@ class Sample(NamedTuple):
 
     round_s: float
     evaluation_s: float
-    observations: dict[int, Observation]  # of some jobs, after two rounds
 
     def seconds(self, jobs: Sequence[Job]) -> float:
         """The estimated seconds of jobs."""
         return sum(self.round_s * job.run.rounds + self.evaluation_s * len(job.evaluation_rounds) for job in jobs)
 
+    def trial_seconds(self, group: JobGroup) -> float:
+        """The estimated seconds of a trial of another way to run a group."""
+        jobs = min(len(group.jobs), COMPARED_POINTS * len(group.devices))
+        return 3 * jobs * (2 * self.round_s + self.evaluation_s)  # observed by both ways, and measured
+
 
 def choose_fastest(group: JobGroup) -> tuple[JobGroup, Sample]:
     """The group, or one that runs its points all at once if that is faster and gives identical numbers.
 
-    It is tried on a CPU only, for groups that run long enough to repay the compilation. Accelerators always do so.
+    It is tried on a CPU only, for groups that run long enough to repay the compilation and the trial. Accelerators
+    always do so.
     """
     sample = group.sample()
-    if group.program.vmapped or sample.seconds(group.jobs) < TRIAL_S or len(group.jobs) <= len(group.devices):
+    repays = sample.seconds(group.jobs) > max(TRIAL_S, TRIALS * sample.trial_seconds(group))
+    if group.program.vmapped or not repays or len(group.jobs) <= len(group.devices):
         return group, sample
     rival = group.vmapped_group()
     measured = rival.sample()
-    both = sample.observations.keys() & measured.observations.keys()
-    same = all(
-        np.array_equal(a, b)
-        for job in both
-        for a, b in zip(jax.tree.leaves(sample.observations[job]), jax.tree.leaves(measured.observations[job]))
-    )
-    faster = measured.seconds(rival.jobs) < MAX_TIME_RATIO * sample.seconds(group.jobs)
-    return (rival, measured) if same and faster else (group, sample)
+    if measured.seconds(rival.jobs) >= MAX_TIME_RATIO * sample.seconds(group.jobs):
+        return group, sample
+    one, other = group.observe(), rival.observe()
+    pairs = (zip(jax.tree.leaves(one[job]), jax.tree.leaves(other[job])) for job in one.keys() & other.keys())
+    same = all(np.array_equal(a, b) for a, b in itertools.chain.from_iterable(pairs))
+    return (rival, measured) if same else (group, sample)
 
 
 def _outcome(job: Job, history: list[Evaluation], observation: Observation, until: int) -> PointEnd:

@@ -1,4 +1,4 @@
-"""A real base and its makers' libraries: MiniLM from a package of weights, and adapters in PEFT. Skipped without them."""
+"""A real base and its makers' libraries: MiniLM from a package of weights, adapters in PEFT; skipped without them."""
 
 import importlib.util
 import json

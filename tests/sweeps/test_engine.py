@@ -253,18 +253,16 @@ def test_batches_fit_the_memory_by_the_compilers_own_account(data):
 @pytest.mark.slow
 def test_another_way_to_run_is_taken_only_if_it_shows_the_same_numbers(data, monkeypatch):
     monkeypatch.setattr(engine, "TRIAL_S", 0.0)
+    monkeypatch.setattr(engine, "TRIALS", 0)
     group = JobGroup(jobs_on(data, GRID))
-    sample = group.sample()
+    sample, observed = group.sample(), group.observe()
     rival = group.of(group.jobs)  # which stands for one that runs them all at once
-    other = {job: jax.tree.map(lambda a: np.asarray(a) + 1, seen) for job, seen in sample.observations.items()}
-    for seen, factor, wanted in (
-        (sample.observations, 0.5, True),
-        (sample.observations, 1.0, False),
-        (other, 0.5, False),
-    ):
-        measured = engine.Sample(sample.round_s * factor, sample.evaluation_s * factor, seen)
+    other = {job: jax.tree.map(lambda a: np.asarray(a) + 1, seen) for job, seen in observed.items()}
+    for seen, factor, wanted in ((observed, 0.5, True), (observed, 1.0, False), (other, 0.5, False)):
+        measured = engine.Sample(sample.round_s * factor, sample.evaluation_s * factor)
         monkeypatch.setattr(JobGroup, "vmapped_group", lambda self: rival)
         monkeypatch.setattr(JobGroup, "sample", lambda self, m=measured: m if self is rival else sample)
+        monkeypatch.setattr(JobGroup, "observe", lambda self, s=seen: s if self is rival else observed)
         assert (engine.choose_fastest(group)[0] is rival) == wanted
 
 
