@@ -140,6 +140,20 @@ def test_a_merged_model_is_read_as_its_base_is(tmp_path):
     np.testing.assert_allclose(scores_of(model_of(merged, case), inputs_of(case)), want, atol=2e-6)
 
 
+@pytest.mark.parametrize("name", ["bert_masked", "roberta_masked"])
+def test_masked_tokens_are_learnt_where_targets_are(tmp_path, name):
+    case = LAYOUTS[name]
+    model, ids = model_of(write_folder(tmp_path, case), case), inputs_of(case)
+    params, pad = model.init(jax.random.key(0)), case["config"]["pad_token_id"]
+    targets = np.full(ids.shape, pad, np.int32)
+    targets[0, [1, 3]] = 7, 11
+    logits = np.asarray(model.scores(params, ids[0]), float)
+    surprise = np.log(np.exp(logits).sum(-1)) - logits[np.arange(len(logits)), targets[0]]
+    assert model.loss(params, ids[0], targets[0]) == pytest.approx(surprise[[1, 3]].mean(), rel=1e-5)
+    gradients_of_none = jax.grad(model.loss)(params, ids[1], targets[1])
+    assert all(not np.any(leaf) for leaf in jax.tree.leaves(gradients_of_none))
+
+
 def test_shards_are_one_model(tmp_path):
     case = LAYOUTS["bert_classify"]
     whole = write_folder(tmp_path / "whole", case)
