@@ -15,6 +15,7 @@ import pytest
 from helpers import refusal
 from safetensors.numpy import load_file, save_file
 
+import fedjax_dp as fdp
 from fedjax_dp import gradients
 from fedjax_dp.models import freeze, pretrained
 from fedjax_dp.models.adapters import adapter_files, merged_files
@@ -299,6 +300,33 @@ def test_files_that_are_not_read_are_refused(tmp_path):
     assert "a table of keys" in refusal(model_of, folder, case)
     (folder / "config.json").write_text("{")
     assert "readable JSON" in refusal(model_of, folder, case)
+
+
+def test_means_of_factors_are_not_means_of_products_and_those_of_one_factor_are():
+    """Equations of Sun et al. 2024, on three clients: `lora` averages both factors, `ffa-lora` B alone."""
+    case, expected = GOLDEN["aggregation"]["inputs"], GOLDEN["aggregation"]["expected"]
+    weights, rank = np.array(case["weights"]), len(case["B0"])
+    network = fdp.model((lambda key: {"kernel": jnp.zeros((4, 3))}, lambda params, x: x @ params["kernel"]), (4,))
+
+    def wholes(words, clients):
+        """The network after the server's mean of the clients' parameters, and the mean of the clients' networks."""
+        start = {"kernel": np.array(case["W"], np.float32)}
+        model = freeze(network, words, start=start, start_data="nothing", rank=rank, alpha=case["scale"] * rank)
+        if words == "ffa-lora":
+            frozen = model.frozen._replace(values=model.frozen.values | {"kernel/lora_a": jnp.array(case["A0"])})
+            model = model.with_device_records(frozen)
+        mean = jax.tree.map(lambda *rows: np.tensordot(weights, np.array(rows, np.float32), 1), *clients)
+        each = [np.asarray(model.whole(params)["kernel"]) for params in clients]
+        return np.asarray(model.whole(mean)["kernel"]), np.tensordot(weights, each, 1)
+
+    pairs = list(zip(case["A"], case["B"], strict=True))
+    both = [{"kernel/lora_a": np.array(a), "kernel/lora_b": np.array(b)} for a, b in pairs]
+    of_factors, of_products = wholes("lora", both)
+    np.testing.assert_allclose(of_factors, expected["factors"]["whole"], atol=5e-6)
+    np.testing.assert_allclose(of_products, expected["mean_of_products"], atol=5e-6)
+    np.testing.assert_allclose(of_products - of_factors, expected["residual"], atol=5e-6)
+    for whole in wholes("ffa-lora", [{"kernel/lora_b": np.array(b)} for _, b in pairs]):
+        np.testing.assert_allclose(whole, expected["ffa"]["whole"], atol=5e-6)
 
 
 MEMORY = """
