@@ -91,6 +91,14 @@ def test_a_public_start_is_worth_more_than_a_budget():
     assert adapted > scratch
 
 
+def test_a_pretrained_model_is_worth_more_than_a_budget_and_clipping_costs_it_nothing():
+    found = told("pretrained")
+    rows = rows_by(found, "way", "epsilon")
+    assert all(row["proved"] <= row["epsilon"] * (1 + 1e-9) and len(row["values"]) == 3 for row in rows.values())
+    assert rows["MiniLM, head", 1.0]["mean"] > rows["LSTM from scratch", 8.0]["mean"] + 0.05
+    assert found["operations"]["private"] < 1.15 * found["operations"]["plain"]
+
+
 def test_private_runs_of_every_task_learn_something_and_less_than_plain_ones():
     for case in told("real_tasks")["cases"]:
         private = [row for row in case["rows"] if row["epsilon"] is not None]

@@ -242,6 +242,7 @@ def tables() -> dict[str, str]:
         rows.append(f"| {' | '.join(cells)} |")
     found["errata"] = "\n".join(rows)
     found["adaptation"] = _adaptation(json.loads((RESULTS / "adaptation.json").read_text()))
+    found["pretrained"] = _adaptation(json.loads((RESULTS / "pretrained.json").read_text()))
     found["real_tasks"] = _real_tasks(json.loads((RESULTS / "real_tasks.json").read_text()))
     found["mean_estimation"] = _mean_estimation(json.loads((RESULTS / "mean_estimation.json").read_text()))
     found["personalisation"] = _personalisation(json.loads((RESULTS / "personalisation.json").read_text()))
