@@ -14,7 +14,7 @@ MOST = {
     "public class names that stand twice": 0,
     "lines of the core": 45_535,
     "lines of tools": 18_852,
-    "lines of tests": 45_054,
+    "lines of tests": 45_067,
 }
 
 

@@ -263,11 +263,11 @@ class JobGroup:
 
         def run(rounds: int, some: np.ndarray) -> Observation:
             nonlocal running
-            marks = points.evaluation_rounds
-            marks = jax.device_put(np.full(marks.shape, rounds, np.int32), marks.sharding)
-            until, chosen = points._replace(evaluation_rounds=marks), jax.device_put(some, count.sharding)
+            whole = points.evaluation_rounds
+            evaluation_rounds = jax.device_put(np.full(whole.shape, rounds, np.int32), whole.sharding)
+            until, number = points._replace(evaluation_rounds=evaluation_rounds), jax.device_put(some, count.sharding)
             ends = np.int32(0), np.int32(1)
-            running, observation = self.compiled.run_segment(until, running, records, frozen, chosen, *ends)
+            running, observation = self.compiled.run_segment(until, running, records, frozen, number, *ends)
             return jax.tree.map(lambda a: np.asarray(a)[:, 0], observation)
 
         return queues, run

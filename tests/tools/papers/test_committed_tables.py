@@ -20,16 +20,20 @@ PAPERS = pathlib.Path(__file__).parents[3] / "benchmarks" / "results" / "papers"
 def private_rows(table):
     """The readings of rows with an epsilon, and their configurations."""
     rows = {(row["panel"], row["line"], row["x"]): row for row in table["rows"]}
-    for made in table["configurations"]:
-        row = rows.get((made["panel"], made["line"], made["x"]), {})
-        reading = row.get(made["reading"])
+    for configuration in table["configurations"]:
+        row = rows.get((configuration["panel"], configuration["line"], configuration["x"]), {})
+        reading = row.get(configuration["reading"])
         if reading is not None and reading["private"] and reading["epsilon"] is not None:
-            yield made, reading
+            yield configuration, reading
 
 
-def epsilon_of(made, seeds):
+def epsilon_of(configuration, seeds):
     """The epsilon that the configuration of a row proves, of the worst client and seed."""
-    cell = Cell(CellKey(made["panel"], made["line"], made["x"]), made["reading"], made["fields"])
+    cell = Cell(
+        CellKey(configuration["panel"], configuration["line"], configuration["x"]),
+        configuration["reading"],
+        configuration["fields"],
+    )
     data_of = functools.cache(build_data)
 
     def planned(cell, seed):
@@ -43,11 +47,20 @@ def epsilon_of(made, seeds):
 def differing(table, some=slice(None)):
     """Rows that promise less than what their configuration proves, or, if this version wrote them, anything else."""
     wrong = []
-    for made, reading in list(private_rows(table))[some]:
-        proved, stored = epsilon_of(made, table["seeds"]), reading["epsilon"]
+    for configuration, reading in list(private_rows(table))[some]:
+        proved, stored = epsilon_of(configuration, table["seeds"]), reading["epsilon"]
         alike = proved == pytest.approx(stored, rel=1e-3)
         if not (alike or (proved < stored and table["versions"]["fedjax-dp"] != fdp.__version__)):
-            wrong.append((made["panel"], made["line"], made["x"], made["reading"], stored, proved))
+            wrong.append(
+                (
+                    configuration["panel"],
+                    configuration["line"],
+                    configuration["x"],
+                    configuration["reading"],
+                    stored,
+                    proved,
+                )
+            )
     return wrong
 
 
