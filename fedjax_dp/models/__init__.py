@@ -12,7 +12,7 @@ from fedjax_dp.models.origins import Origin
 from fedjax_dp.models.starts import Start, read_start
 from fedjax_dp.models.text import char_lstm, lstm, random_embedding, word_lstm
 from fedjax_dp.models.transformers import gpt, vit
-from fedjax_dp.models.vision import cnn, group_norm_cnn, tutorial_cnn
+from fedjax_dp.models.vision import cnn, group_norm_cnn, lenet, tutorial_cnn
 from fedjax_dp.tasks import cross_entropy
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "freeze",
     "gpt",
     "group_norm_cnn",
+    "lenet",
     "logistic_regression",
     "lstm",
     "mean_loss",
@@ -52,6 +53,7 @@ ARCHITECTURES: dict[str, Callable[..., NetworkModel]] = {
     "cnn": cnn,
     "group_norm_cnn": group_norm_cnn,
     "tutorial_cnn": tutorial_cnn,
+    "lenet": lenet,
     "lstm": lstm,
     "vit": vit,
     "gpt": gpt,

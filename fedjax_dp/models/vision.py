@@ -65,6 +65,28 @@ def tutorial_cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     return NetworkModel(Linen(_TutorialCnn(classes)), tuple(record_shape))
 
 
+class _LeNet(nn.Module):
+    """5x5 convolutions of 6 and 16 channels without padding, each halved after ReLU; dense layers of 120 and 84."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = _with_channels(x)
+        for channels in (6, 16):
+            x = halve(nn.relu(nn.Conv(channels, (5, 5), padding="VALID")(x)))
+        x = x.reshape(x.shape[0], -1)
+        for width in (120, 84):
+            x = nn.relu(nn.Dense(width)(x))
+        return nn.Dense(self.classes)(x)
+
+
+def lenet(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
+    """The network of niid_bench, LeNet-5 with ReLU and maxima: 44,426 parameters on 28x28, 62,006 on 32x32x3."""
+    _require_image(record_shape, classes, 16)
+    return NetworkModel(Linen(_LeNet(classes)), tuple(record_shape))
+
+
 class _GroupNormCnn(nn.Module):
     """3x3 convolutions with group normalisation, halved three times, averaged over positions."""
 

@@ -476,10 +476,19 @@ def test_clip_factor_table():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", usual(("logistic", "mlp", "cnn", "group_norm_cnn", "tutorial_cnn"), ("logistic",)))
+@pytest.mark.parametrize(
+    "name", usual(("logistic", "mlp", "cnn", "group_norm_cnn", "tutorial_cnn", "lenet"), ("logistic",))
+)
 def test_bfloat16_rounds_the_gradient_and_not_its_bound(name):
     """Forward and backward in bfloat16; norms and sums of what came out of them in float32."""
-    shapes = {"logistic": (20,), "mlp": (20,), "cnn": (12, 12), "group_norm_cnn": (8, 8, 3), "tutorial_cnn": (13, 13)}
+    shapes = {
+        "logistic": (20,),
+        "mlp": (20,),
+        "cnn": (12, 12),
+        "group_norm_cnn": (8, 8, 3),
+        "tutorial_cnn": (13, 13),
+        "lenet": (16, 16),
+    }
     shape = shapes[name]
     wide = ARCHITECTURES[name](shape, 4)
     narrow = dataclasses.replace(wide, dtype=jnp.bfloat16)

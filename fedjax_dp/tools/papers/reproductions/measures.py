@@ -49,6 +49,12 @@ def _last(name: str, count: int = 1) -> Callable[[Record], float | None]:
     return of
 
 
+def _best_accuracy(record: Record) -> float | None:
+    """The largest of all evaluations, by the test set."""
+    numbers = [row["test_accuracy"] for row in record["history"] if row.get("test_accuracy") is not None]
+    return CLASSES["test_accuracy"].shown(1) * max(numbers) if numbers else None
+
+
 def _rounds_to_target(record: Record) -> float | None:
     """The first evaluated round at the configuration's target; None if it is not reached."""
     measure, value = target_of(record["config"]["target"], CLASSES)
@@ -74,6 +80,7 @@ MEASURES: dict[str, PaperMeasure] = {
     "last5_accuracy": PaperMeasure(
         f"test accuracy (%), mean of the last {LAST} evaluations", 1, _last("test_accuracy", LAST), 2, "test_accuracy"
     ),
+    "best_accuracy": PaperMeasure("test accuracy (%), best of all rounds", 1, _best_accuracy, 2, "test_accuracy"),
     "mean_squared_error": PaperMeasure("mean squared test error", -1, _squared_error, 5, spread=0.0005),
     "rounds_to_target": PaperMeasure("rounds to the target accuracy", -1, _rounds_to_target, 1),
     "milliseconds_per_round": PaperMeasure("time per round (ms, this machine)", -1, _milliseconds, 1),
