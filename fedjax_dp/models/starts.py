@@ -35,7 +35,6 @@ CONVERT = (
     "pickles are not read: safetensors.torch.save_file(model.state_dict(), 'model.safetensors') writes one that is"
 )
 TREE = "_METADATA"  # in every folder that orbax wrote
-CHECKPOINT_DEPTH = 3  # a run's arrays are in checkpoints/ROUND/state
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -182,7 +181,8 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
 
 def _ledger_of_folder(path: pathlib.Path) -> str | None:
     """Its own, or that of the run whose checkpoint it is."""
-    runs = [place for place in path.absolute().parents[:CHECKPOINT_DEPTH] if (place / RUN).is_file()]
+    whole = path.absolute()  # a run's arrays are in checkpoints/ROUND/state; others beside them may be of several runs
+    runs = [place for place in whole.parents[2:3] if whole.name in (STATE, FINAL) and (place / RUN).is_file()]
     file = next((place / LEDGER for place in (path, *runs) if (place / LEDGER).is_file()), None)
     if file is None and (path / RUN).is_file():
         raise errors.refuse("start", f"{path}, a run without {LEDGER}", "one with it", "put it back")
