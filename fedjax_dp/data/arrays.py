@@ -8,6 +8,7 @@ import numpy as np
 
 from fedjax_dp import errors, hooks
 from fedjax_dp.data.files import check_keys, read_npz
+from fedjax_dp.data.names import SOURCES
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.records import RecordTable, make_dataset, number_labels
 from fedjax_dp.data.store import Dataset
@@ -58,6 +59,7 @@ def dataset(
     Bytes are scaled to [0, 1]. Labels in words, and any of a DataFrame, are classes in sorted order.
     Raises: ConfigurationError, in one line, for anything that is no data set.
     """
+    name = f"own:{name}" if name in SOURCES else name  # a name makes no shipped data set
     of_tables = {"label": label, "client": client, "drop": drop, "categories": categories, "fill": fill}
     of_tables |= {"missing": missing, "standardise": standardise}
     if hasattr(x_train, "columns") and y_train is None:

@@ -30,7 +30,7 @@ from fedjax_dp.accounting.composed_phases import (
 )
 from fedjax_dp.accounting.events import adjacency_of, distinct
 from fedjax_dp.accounting.guarantee import EarlierPhase
-from fedjax_dp.data.names import share_no_records
+from fedjax_dp.data.names import names_of, share_no_records
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Origin
 from fedjax_dp.models.origins import RUN, clients_in, longest_lines
@@ -319,6 +319,6 @@ def _made_of(phase: Phase) -> str:
 
 
 def _names(words: str, name: str) -> bool:
-    """Whether words speak of a data set by its name, or by the last part of it."""
-    parts = {name, name.rpartition(":")[2], name.rpartition("/")[2]} - {""}
-    return any(re.search(rf"(?<![\w:]){re.escape(part)}(?![\w:])", words, re.IGNORECASE) for part in parts)
+    """Whether words speak of a data set by one of its names, however written: CIFAR-10 is cifar10."""
+    parts = (r"[\W_]*".join(map(re.escape, re.findall(r"\d+|[^\W\d_]+", one) or [one])) for one in names_of(name))
+    return any(re.search(rf"(?<![\w:]){part}(?![\w:])", words, re.IGNORECASE) for part in parts)

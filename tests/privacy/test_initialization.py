@@ -35,6 +35,9 @@ PUBLIC = {"start_private": False}
 LOCAL = {"cohort_size": None, "batch_size": 10, "local_steps": 2, "learning_rate": 0.3}
 
 
+DIVIDED = np.array_split(np.arange(len(DIGITS.x_train)), 10)
+
+
 def federated(x, y, name="own"):
     test = DIGITS.x_test.astype(x.dtype)
     dataset = fdp.dataset(x, y, test, DIGITS.y_test, classes=10, name=name)
@@ -395,7 +398,7 @@ def test_a_start_counts_in_whatever_form_its_records_come_back(tmp_path, change)
     [("digits", "mnist", False), ("mnist", "femnist_digits", True), ("digits", "digits", True), ("mnist", "x", True)],
 )
 def test_a_start_on_a_shipped_data_set_without_a_common_record_is_public(tmp_path, one, other, counts):
-    before, now = federated(DIGITS.x_train, DIGITS.y_train, one), federated(OTHERS, np.arange(700) % 10, other)
+    before, now = (fdp.federate(DIGITS._replace(name=name), DIVIDED) for name in (one, other))
     found = promise(begun(tmp_path / "a.npz", before), now)
     alone = fdp.guarantee(private(), now, rounds=2, delta=1e-3)
     assert (found.epsilon > alone.epsilon) == counts
@@ -404,6 +407,43 @@ def test_a_start_on_a_shipped_data_set_without_a_common_record_is_public(tmp_pat
         (line,) = (line for line in found.assumptions if line.startswith("training begins with"))
         assert f"a run on {one}" in line
         assert "treated as public" in line
+
+
+def test_a_name_of_ones_own_makes_no_shipped_data_set(tmp_path):
+    """Two such names would make the same records others."""
+    before, now = (federated(DIGITS.x_train, DIGITS.y_train, name) for name in ("school", "adult"))
+    assert (before.name, now.name) == ("own:school", "own:adult")
+    assert "of 2 phases together" in str(promise(begun(tmp_path / "a.npz", before), now))
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "same"),
+    [
+        ("CIFAR-10", "cifar10_pca60", True),
+        ("MNIST", "emnist_letters", True),
+        ("all of EMNIST", "mnist", True),
+        ("Fashion MNIST", "fashion_mnist", True),
+        ("Sentiment140", "sent140", True),
+        ("Adult", "adult_full", True),
+        ("my-data", "csv:data/my_data.csv", True),
+        ("CIFAR-100", "cifar10", False),
+        ("ImageNet", "mnist", False),
+    ],
+)
+def test_words_name_the_clients_records_however_they_are_written(words, name, same):
+    data = fdp.federate(DIGITS._replace(name=name), DIVIDED)
+    assert np.isinf(promise(numbers(1), data, start_data=words).epsilon) == same
+
+
+@pytest.mark.slow
+def test_arrays_beside_the_checkpoints_of_a_run_may_be_of_several(made):
+    """As a mean of two: the ledger of the run that they lie in is not theirs."""
+    import orbax.checkpoint as orbax
+
+    for inside in ("averaged", "checkpoints/1/averaged"):
+        with orbax.StandardCheckpointer() as checkpointer:
+            checkpointer.save(made["private folder"] / inside, made["open result"].params)
+        assert "unknown origin" in promise(made["private folder"] / inside).reason
 
 
 @pytest.mark.slow
