@@ -74,6 +74,7 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         manifest = {
             **plain,
             "overlap": data.overlap,
+            "mixed_tests": data.mixed_tests,
             "class_names": None if data.class_names is None else data.class_names.listed,
             "bounds": [[bound.unit.value, bound.records, bound.clients] for bound in data.bounds],
             "vocabulary": None if data.vocabulary is None else data.vocabulary._asdict(),
@@ -132,6 +133,7 @@ def open_store(folder: str | os.PathLike[str]) -> FederatedData:
     labels = manifest.get("class_names")
     class_names = None if labels is None else as_client_names(labels)
     rest = {"class_names": class_names, "overlap": manifest.get("overlap", ""), "bounds": bounds, "names": names}
+    rest |= {"mixed_tests": manifest.get("mixed_tests", False)}
     return FederatedData(**arrays, **plain, smallest=smallest, **rest)
 
 

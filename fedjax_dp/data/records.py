@@ -230,7 +230,7 @@ def make_dataset(
         if clients is None:
             raise errors.refuse(f"{prefix}client_ids", "none", "given where test_client_ids are")
         if strangers := len(np.setdiff1d(test_clients, clients)):
-            test_clients = None
+            test_clients = test_clients if np.isin(test_clients, clients).any() else None
             notes.append(f"the test set is not divided: {strangers:,} of its clients have no training records")
     about = {"scale": 1 / 255 if x_train.dtype == np.uint8 else 1.0, "unit_ids": train.units, **about}
     about |= {"classes": outputs, "client_ids": clients, "test_client_ids": test_clients}

@@ -105,6 +105,7 @@ class FederatedData:
     scale: float
     shift: float
     test_clients: jax.Array | None = None  # client whose part of the test set a record is; None: no such parts
+    mixed_tests: bool = structure(default=False)  # the test set has records of clients, and others, so no such parts
     classes: int = structure()  # outputs of a model, as in `Dataset`
     largest: int = structure()  # records of the largest client
     smallest: int = structure(default=1)  # no client has fewer records
@@ -148,6 +149,11 @@ class FederatedData:
     def row_numbers(self) -> np.ndarray:
         """Row numbers of the records of client 0, then of client 1, ... `(records of all clients,)`."""
         return np.arange(len(self.x)) if self.rows is None else np.asarray(self.rows)
+
+    @property
+    def holds_tests(self) -> bool:
+        """Whether test records are clients' own."""
+        return self.test_clients is not None or self.mixed_tests
 
     @property
     def checksum(self) -> str:
@@ -218,7 +224,7 @@ def federate(
     Where each client holds records of one id, and no other client does, that is its name.
     shares        public weights in the objective, n_i / sum n_j unless given;
     test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client; where
-                  each client holds records of one id, and no other client does, that follows from `test_client_ids`.
+                  each id's records are at one client, that follows from `test_client_ids`.
     Raises ConfigurationError if a row is used twice, a client has no record, or the data set is none.
     """
     y_train, y_test = as_arrays(dataset.y_train), as_arrays(dataset.y_test)
@@ -245,8 +251,9 @@ def federate(
     if order.min() < 0 or order.max() >= len(dataset.x_train) or np.unique(order).size != order.size:
         raise errors.refuse("partitioned rows", "repeated or outside the data", "distinct training rows")
     owners = _owners(dataset, order, sizes)
-    if test_clients is None and owners is not None:
-        test_clients = _owners_of_tests(dataset, owners)
+    mixed_tests = False
+    if test_clients is None:
+        test_clients, mixed_tests = _clients_of_tests(dataset, order, sizes)
     names = clients if isinstance(clients, Mapping) else owners
     if test_clients is not None:
         test_clients = np.asarray(test_clients)
@@ -268,6 +275,7 @@ def federate(
         "x_test": dataset.x_test,
         "y_test": as_stored(dataset.task, dataset.y_test),
         "test_clients": test_clients,
+        "mixed_tests": mixed_tests,
     }
     return FederatedData(
         **stored_arrays,
@@ -329,13 +337,17 @@ def _owners(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) -> np.ndarra
     return firsts if one_each else None
 
 
-def _owners_of_tests(dataset: Dataset, owners: np.ndarray) -> np.ndarray | None:
-    """The client of each test record, if ids determine it."""
+def _clients_of_tests(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray | None, bool]:
+    """The client of each test record, if ids determine it; else whether some are clients' and others are not."""
     tests = dataset.test_client_ids
-    names, clients = np.unique(owners, return_index=True)
-    if tests is None or not np.isin(tests, names).all():
-        return None
-    return clients[np.searchsorted(names, tests)]
+    if dataset.client_ids is None or tests is None:
+        return None, False
+    clients = np.repeat(np.arange(len(sizes)), sizes)
+    names, first, place = np.unique(np.asarray(dataset.client_ids)[order], return_index=True, return_inverse=True)
+    known = np.isin(tests, names)
+    if not np.array_equal(clients[first][place], clients) or not known.any():  # records are dealt anew, or all others'
+        return None, False
+    return (clients[first][np.searchsorted(names, tests)], False) if known.all() else (None, True)
 
 
 def require_clients(data: Any) -> None:

@@ -166,7 +166,7 @@ def _unit_warnings(data: FederatedData) -> list[str]:
 
 def _feature_warnings(data: FederatedData) -> list[str]:
     lines = [f"epsilon does not cover what the features were made with: {line}" for line in data.learnt]
-    if data.test_clients is not None:
+    if data.holds_tests:
         lines.append(
             "epsilon does not cover what is measured on records that clients hold out, without noise, nor choices by it"
         )

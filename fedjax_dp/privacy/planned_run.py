@@ -128,7 +128,7 @@ class PlannedRun:
     @property
     def private_tests(self) -> str | None:
         """Description of the private records behind metrics of the test set, if they are private."""
-        return private_records(self.data.test_clients is not None)
+        return private_records(self.data.holds_tests)
 
     @property
     def initialization(self) -> Initialization:

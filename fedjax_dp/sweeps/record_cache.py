@@ -39,7 +39,7 @@ class RecordCache:
 
 def records_of(data: FederatedData, largest: int, smallest: int) -> FederatedData:
     """The part of a data set that its partitions share. Clients have from `smallest` to `largest` records."""
-    shared = replace(data, **dict.fromkeys(data.partition), name="", learnt=(), overlap="")
+    shared = replace(data, **dict.fromkeys(data.partition), name="", learnt=(), overlap="", mixed_tests=False)
     return replace(shared, largest=largest, smallest=smallest)
 
 

@@ -97,7 +97,7 @@ def cost_of_choosing(
     if not private:
         return None
     tests = [entry.job.run.data for entry in entries]
-    if (what := private_records(any(data.test_clients is not None for data in tests))) is not None:
+    if (what := private_records(any(data.holds_tests for data in tests))) is not None:
         return without_epsilon(what)
     first = tests[0].x_test
     # Test records of one point may be training records of another.

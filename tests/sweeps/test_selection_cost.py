@@ -84,6 +84,26 @@ def test_no_way_of_choosing_by_held_out_records_has_an_epsilon(way):
             assert "\n" not in line
 
 
+@pytest.mark.parametrize("stranger", [False, True])
+def test_test_records_of_clients_are_theirs_also_where_they_are_not_divided(stranger, tmp_path):
+    """Clients of one person or of four, tests of some who train and perhaps of one who does not; no run may stop by
+    these."""
+    ids, tests = np.repeat(np.arange(8), 5), np.append(np.arange(19) % 8, 9 if stranger else 3)
+    dataset = fdp.dataset(X[:40], Y[:40], X[40:], Y[40:], classes=3, client_ids=ids, test_client_ids=tests)
+    four = fdp.federate(dataset, np.split(np.arange(40), 2))
+    fdp.data.save_store(four, tmp_path / "store")
+    for found in (four, fdp.federate(*fdp.data.natural_parts(dataset)[:2]), fdp.data.open_store(tmp_path / "store")):
+        assert (found.test_clients is None) is stranger
+        assert found.holds_tests
+    assert cost(four, four)["epsilon"] is None
+    (one,) = entries(four, stop="accuracy=0.5")
+    assert "records that clients hold out" in one.guarantee.reason
+    strangers = fdp.dataset(X[:40], Y[:40], X[40:], Y[40:], classes=3, client_ids=ids, test_client_ids=tests + 10)
+    for public in (strangers, dataset):  # of the latter, records are dealt anew
+        assert not fdp.federate(public, np.split(np.argsort(np.arange(40) % 5), 5)).holds_tests
+    assert not fdp.federate(strangers, fdp.data.natural(ids)).holds_tests
+
+
 def test_the_remedy_names_every_option_by_which_test_records_belong_to_clients():
     """A first user had none of those that the line named, and could not leave them out."""
     options = {*inspect.signature(fdp.dataset).parameters, *inspect.signature(fdp.federate).parameters, "holdout"}
