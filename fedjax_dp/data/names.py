@@ -27,6 +27,5 @@ def share_no_records(one: str, other: str) -> bool:
 
 def names_of(name: str) -> set[str]:
     """What the records of a data set are called: by its name, its file's, and those of what shares their source."""
-    file = re.split("[:/]", name)[-1]
     alike = [one for one in SOURCES if name in SOURCES and SOURCES[one] == SOURCES[name]]
-    return {name, file, file.rpartition(".")[0], *alike, *SOURCES.get(name, "").split(", ")} - {""}
+    return {name, re.split("[:/]", name)[-1], *alike, *SOURCES.get(name, "").split(", ")} - {""}

@@ -425,7 +425,7 @@ def test_a_name_of_ones_own_makes_no_shipped_data_set(tmp_path):
         ("Fashion MNIST", "fashion_mnist", True),
         ("Sentiment140", "sent140", True),
         ("Adult", "adult_full", True),
-        ("my-data", "csv:data/my_data.csv", True),
+        ("my-data", "my_data", True),
         ("CIFAR-100", "cifar10", False),
         ("ImageNet", "mnist", False),
     ],
