@@ -101,7 +101,7 @@ class MemberDraws(Facts):
         of, size, rate = self.of, self.size, self.rate
         if size is not None and rate is not None:
             raise errors.refuse(f"{self.where}rate", rate, f"left out with {self.where}size", "keep one of them")
-        for drawn, members in _pairs_by_client(size, of):
+        for drawn, members in pairs_by_client(size, of):
             if drawn > members:
                 raise errors.refuse(f"{self.where}size", drawn, f"at most the {members} of {self.where}of")
 
@@ -453,16 +453,21 @@ class Deployment(Facts):
 
     def _require_shares(self) -> None:
         """Refuse a largest share that is smaller than an equal share."""
-        clients, largest = self.clients, self.weights.largest
+        largest, equal = self.weights.largest, self.equal_share
+        if isinstance(largest, float) and largest < 0.99 * equal:  # of 0.33 for 1/3
+            replies = round(1 / equal)
+            remedy = 'shares of those who reply add up to 1; or denominator = "fixed"'
+            raise errors.refuse("weights.largest", largest, f"at least 1/{replies} for {replies} replies", remedy)
+
+    @property
+    def equal_share(self) -> float:
+        """The share of each client if all that reply have the same; 0 if their number varies or is not the divisor."""
+        clients, noise = self.clients, self.noise
         replies = (
             clients.of if clients.law == "all" else None if clients.law in ("poisson", "schedule") else clients.size
         )
-        shared = self.noise.on == "mean" and self.noise.by == "server" and self.weights.denominator != "fixed"
-        if (
-            shared and replies is not None and isinstance(largest, float) and largest * replies < 0.99
-        ):  # of 0.33 for 1/3
-            remedy = 'shares of those who reply add up to 1; or denominator = "fixed"'
-            raise errors.refuse("weights.largest", largest, f"at least 1/{replies} for {replies} replies", remedy)
+        shared = noise.on == "mean" and noise.by == "server" and self.weights.denominator != "fixed"
+        return 1 / replies if shared and replies is not None else 0.0
 
     @property
     def per_client(self) -> dict[str, Any]:
@@ -583,7 +588,7 @@ def _each(what: str, value: Any, require: Callable[[str, Any], object]) -> None:
         require(what, one)
 
 
-def _pairs_by_client(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
+def pairs_by_client(first: Any, second: Any) -> Iterator[tuple[Any, Any]]:
     """The pairs of two facts, client by client."""
     if first is None or second is None:
         return

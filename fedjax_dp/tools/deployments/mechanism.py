@@ -28,7 +28,14 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.guarantee import NoiseMultipliers
 from fedjax_dp.accounting.views import helpers_of
-from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, MemberDraws, RecordDraws, missing_facts_error
+from fedjax_dp.tools.deployments.description import (
+    UNKNOWN,
+    Deployment,
+    MemberDraws,
+    RecordDraws,
+    missing_facts_error,
+    pairs_by_client,
+)
 from fedjax_dp.tools.deployments.witness import unwrap, witness_of
 
 VIEWS = {"server": View.UPLOADS, "clients": View.BROADCAST}
@@ -194,7 +201,8 @@ def missing_facts(deployment: Deployment) -> list[str]:
         "records": records is None and by_record,
     }
     drawn: dict[str, tuple[MemberDraws, bool, tuple[str, ...]]]
-    often = (UNKNOWN,) if noise.on == "sum" else ()  # perhaps several times in one sum
+    # perhaps several times in one sum, or in one count
+    often = (UNKNOWN,) if noise.on == "sum" or clip.count_noise is not None else ()
     drawn = {"clients": (clients, counted or clients.law == "round-robin", (*sized, "round-robin", *often))}
     divided = counted and clients.law == "poisson"
     if records is not None and by_record:
@@ -226,9 +234,9 @@ def hides_clients(deployment: Deployment) -> bool:
 
 
 def rest_of(records: RecordDraws) -> int:
-    """The number of records in the last, smaller batch of a pass."""
-    passes = records.law == "shuffled" and records.size is not None and records.of is not None
-    return records.of % records.size if passes else 0  # type: ignore[operator]
+    """The number of records in the last, smaller batch of a pass; the largest of all clients."""
+    passes = pairs_by_client(records.of, records.size) if records.law == "shuffled" else ()
+    return max((of % size for of, size in passes), default=0)
 
 
 def varies(records: RecordDraws) -> bool:
@@ -366,7 +374,7 @@ def weight(deployment: Deployment) -> float:
         # batches divided by their own size: the smallest is the last of a pass, or one record
         return 1 / (batch_of(records) if not counts(deployment) else rest_of(records) or 1)
     largest = deployment.weights.largest
-    return 1.0 if largest == UNKNOWN or largest is None else float(largest)
+    return 1.0 if largest == UNKNOWN or largest is None else max(float(largest), unwrap(deployment).equal_share)
 
 
 def batch_of(records: RecordDraws) -> float:

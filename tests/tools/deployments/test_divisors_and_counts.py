@@ -171,3 +171,25 @@ def test_a_log_has_the_worst_of_an_unknown_law_and_one_kind_of_neighbours(tmp_pa
     assert "one kind of neighbours" in refusal(check, replace(RECORD), log=path)
     path.write_text("round,client,steps,batch,of,sampling\n0,a,1,50,100,poisson\n")
     assert "weights.denominator" in refusal(check, replace(RECORD, noise__on="mean"), log=path)
+
+
+def test_the_rests_of_passes_may_differ_from_client_to_client():
+    lists = {**PASSES, "records__of": (6, 8, 7), "records__last": "keep", "weights__denominator": "count"}
+    apart = [epsilon(RECORD, {**lists, "records__of": of}) for of in lists["records__of"]]
+    assert check(replace(RECORD, **lists)).mechanism.epsilons == tuple(apart)
+    assert len({*apart}) == 3
+
+
+def test_a_share_that_is_rounded_down_counts_as_an_equal_one():
+    def of_share(share):
+        return epsilon(CENTRAL, {"clients": {"law": "all", "of": 3}, "weights": {"largest": share}})
+
+    assert of_share(0.331) == of_share(1 / 3) < of_share(0.34)
+
+
+def test_how_often_a_client_may_be_in_a_count_is_asked_for_where_its_draw_is_unknown():
+    unknown = {"clients": {"law": "unknown"}, "weights__denominator": None, **ADAPTIVE}
+    assert missing_facts(replace(CENTRAL, **unknown)) == ["clients.size", "clients.of"]
+    sized = {**unknown, "clients": {"law": "unknown", "size": 10, "of": 20}}
+    drawn_again = {**sized, "clients": {"law": "with-replacement", "size": 10, "of": 20}}
+    assert epsilon(CENTRAL, sized) >= epsilon(CENTRAL, drawn_again)
