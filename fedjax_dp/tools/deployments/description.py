@@ -430,7 +430,7 @@ class Deployment(Facts):
         if not by_record and noise.by == "client" and noise.on in ("sum", "mean"):
             remedy = "noise of one client is on its message"
             raise errors.refuse("noise.on", noise.on, f"message for noise by clients on their {clip.of}", remedy)
-        sampled = self.records is not None and self.records.law not in ("full", "unknown")
+        sampled = self.records is not None and self.records.law != "full"
         if noise.law == "laplace" and by_record and sampled:
             remedy = "gaussian noise is covered; or describe what is true without sampling, law full"
             raise errors.refuse("noise.law", "laplace", "gaussian where records are sampled", remedy)

@@ -50,7 +50,7 @@ def _reasons(deployment: Deployment) -> Iterator[tuple[Collection[str], bool, st
     """Names of facts, a condition under which they have no effect, and the reason."""
     clip, noise, records, law = deployment.clip, deployment.noise, deployment.records, deployment.clients.law
     drawn, by_record = ("clients.size", "clients.rate"), clip.of == "record"
-    yield ("delta",), noise.law == "laplace", "Laplace noise has delta 0"
+    yield ("delta", "records.of"), noise.law == "laplace", "Laplace noise has delta 0"
     visible = deployment.unit == "record" or noise.by == "client"
     yield drawn, visible, "sampled clients are visible, or sampling hides no records, so every round is counted"
     yield drawn, law in ("all", "schedule"), "every client is counted in every round"

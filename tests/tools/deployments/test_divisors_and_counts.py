@@ -193,3 +193,12 @@ def test_how_often_a_client_may_be_in_a_count_is_asked_for_where_its_draw_is_unk
     sized = {**unknown, "clients": {"law": "unknown", "size": 10, "of": 20}}
     drawn_again = {**sized, "clients": {"law": "with-replacement", "size": 10, "of": 20}}
     assert epsilon(CENTRAL, sized) >= epsilon(CENTRAL, drawn_again)
+
+
+def test_laplace_noise_does_not_cover_records_that_may_be_in_a_sum_several_times():
+    laplace = {"noise__law": "laplace", "noise__std": 0.5, "clip__norm": "l1", "clip__bound": 1.0, "rounds": 1}
+    unknown = {**laplace, "records": {"law": "unknown", "size": 10, "of": 10, "steps": 1}}
+    assert "gaussian where records are sampled" in refusal(epsilon, RECORD, unknown)
+    full = check(replace(RECORD, **laplace, records={"law": "full", "of": 10, "steps": 1}))
+    assert full.mechanism.epsilon == pytest.approx(2 * math.sqrt(2) / 0.5)
+    assert "records.of: Laplace noise has delta 0" in full.idle
