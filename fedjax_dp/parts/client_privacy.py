@@ -173,13 +173,17 @@ class MessageEncoding(NamedTuple):
     limit: float = math.inf  # largest coordinate of a member's message that the sum can represent
 
     def room(self, clip_norm: jax.Array | float, size: int) -> jax.Array:
-        """The clipping bound that keeps the message within `clip_norm` after each coordinate is rounded.
+        """The clipping bound that keeps the message within `clip_norm` and `limit` after each coordinate is rounded."""
+        return jnp.maximum(self.fitting(clip_norm) - size**0.5 / 2 * self.resolution, 0.0)
 
-        It also keeps the message within `limit`: a message that does not fit stops the run, which would reveal it.
+    def fitting(self, clip_norm: jax.Array | float, noise: float | jax.Array = 0.0) -> jax.Array | float:
+        """The clipping bound that keeps a message within `limit`, with `noise` in a coordinate and rounded in float32.
+
+        A message that does not fit stops the run, which would reveal it.
         """
-        if math.isfinite(self.limit):
-            clip_norm = jnp.minimum(clip_norm, self.limit)
-        return jnp.maximum(clip_norm - size**0.5 / 2 * self.resolution, 0.0)
+        if not math.isfinite(self.limit):
+            return clip_norm
+        return jnp.minimum(clip_norm, self.limit * (1 - 2.0**-20) - noise)
 
 
 @value
@@ -425,7 +429,7 @@ class ClientSkellam(UpdatePrivatizer):
     def message(
         self, key: jax.Array, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> Any:
-        bounded, _ = clip_tensors(update, self.clip_norm, (update.size,))
+        bounded, _ = self._clip(update, sent)
         variance = (self.noise_multiplier * self.clip_norm / sent.resolution) ** 2 / sent.members
         first, second = (
             jax.random.poisson(role_key(key, name), variance / 2, bounded.shape)
@@ -437,7 +441,13 @@ class ClientSkellam(UpdatePrivatizer):
     def scales_down(
         self, update: jax.Array, sizes: Sequence[int], state: Any, sent: MessageEncoding
     ) -> jax.Array | None:
-        return ~clip_tensors(update, self.clip_norm, (update.size,))[1]
+        return ~self._clip(update, sent)[1]
+
+    def _clip(self, update: jax.Array, sent: MessageEncoding) -> tuple[jax.Array, jax.Array]:
+        """Also to what fits with the share of the noise: above 16 deviations and 70 units once in e^100 draws."""
+        share = self.noise_multiplier * self.clip_norm / sent.members**0.5
+        bound = sent.fitting(self.clip_norm, 16 * share + 70 * sent.resolution)
+        return clip_tensors(update, bound, (update.size,))
 
     def noise_std(self, state: Any, sensitivity: Any, round_index: jax.Array) -> float:
         return math.nan  # the sum arrives with its noise and cannot be separated from it

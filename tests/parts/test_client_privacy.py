@@ -290,6 +290,32 @@ def test_parts_combine_freely_and_are_accounted(data):
     assert promise.epsilon == fdp.guarantee(value, data, rounds=4, delta=1e-3, view="uploads").epsilon
 
 
+@pytest.mark.parametrize(
+    ("upload", "transport", "members"),
+    [
+        (ClientGaussian(clip_norm=1e15, noise_multiplier=1.0), fdp.parts.SecureSum(), 2),
+        (ClientGaussian(clip_norm=1e15, noise_multiplier=1.0), fdp.parts.SecureSum(bits=64), 2),
+        (
+            ClientSkellam(clip_norm=60_000 / 2**10, noise_multiplier=1.2),
+            fdp.parts.SecureSum(fractional_bits=10),
+            40_000,
+        ),
+    ],
+)
+def test_no_update_of_a_client_overflows_the_ring_which_would_reveal_it(upload, transport, members):
+    limit = transport.limit(members)
+    encoding = MessageEncoding(members, transport.resolution, limit)
+    updates = np.zeros((2000, 18), np.float32)
+    updates[:, 0] = limit * 10 ** np.random.default_rng(0).uniform(-1, 12, 2000)
+
+    def overflows(key, update):
+        message = upload.message(key, update, (18,), upload.init(18), encoding)[0]
+        return transport.encode(message, members)[1]
+
+    keys = jax.random.split(jax.random.key(0, impl="threefry2x32"), 2000)
+    assert not np.any(jax.jit(jax.vmap(overflows))(keys, updates))
+
+
 @pytest.mark.slow
 def test_overflow_of_the_ring_stops_the_run_and_names_the_client():
     data = ragged_data([4, 4, 4])
