@@ -183,7 +183,7 @@ class MessageEncoding(NamedTuple):
         """
         if not math.isfinite(self.limit):
             return clip_norm
-        return jnp.minimum(clip_norm, self.limit * (1 - 2.0**-20) - noise)
+        return jnp.clip(self.limit * (1 - 2.0**-20) - noise, 0.0, clip_norm)
 
 
 @value
