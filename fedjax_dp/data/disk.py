@@ -33,6 +33,7 @@ STORE_FOLDER = folders.FolderKind(
     fields=dict.fromkeys((*ABOUT, "vocabulary"), object)
     | {"record_shape": list, "target_shape": list, "clients": int, "records": int, "test_records": int}
     | {"checksum": str},
+    beginning=(folders.DRAFT,),
     format=("version", 3),
     remedy="fedjax-dp data convert writes one",
     renewal=REMEDY,
@@ -41,22 +42,23 @@ Show = Callable[[float, str], None]
 
 
 def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show = lambda done, words: None) -> None:
-    """Write federated data into a new folder, which appears only when it is complete.
+    """Write federated data into a new folder, which is a store only when it is complete.
 
     Raises: ConfigurationError if the folder is not empty or cannot be made; errors.StorageError if the disk is full.
     """
     folder = pathlib.Path(folder)
-    draft = folder.with_name(folder.name + ".part")
+    draft = folder / folders.DRAFT
     check_place(folder)
     if not hasattr(data.y, "dtype"):
         wanted = "one array, for which a store has a column"
         raise errors.refuse("targets", "several arrays", wanted, "keep them in memory")
     with contextlib.ExitStack() as stack:
-        stack.enter_context(folders.lock_folder("out", draft))
-        folders.clear(draft)  # the rest of a killed process
+        lock = stack.enter_context(folders.lock_folder("out", folder))
         check_place(folder)  # another process may have just written it
+        folders.clear(folder)  # the rest of a killed process
         stack.enter_context(folders.storage_errors(folder, "make room, or give another --out"))
-        stack.enter_context(folders.create_folder(draft))
+        stack.enter_context(folders.create_folder(folder))
+        draft.mkdir()
         records = _records(data, draft, show)
         noted = checksum(records["x"], records["y"], data.sizes)
         _write(draft / "records.arrow", records)
@@ -86,8 +88,10 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
             "checksum": noted,
         }
         STORE_FOLDER.write(draft, manifest)
-        os.replace(draft, folder)  # with the lock, which no other process holds before the store exists
-        (folder / folders.LOCK).unlink()
+        lock.require_own()
+        for name in (*(path.name for path in draft.glob("*.arrow")), STORE_FOLDER.manifest):  # which makes it a store
+            os.replace(draft / name, folder / name)
+        draft.rmdir()
 
 
 def check_place(folder: str | os.PathLike[str]) -> None:

@@ -159,6 +159,25 @@ def test_nothing_is_overwritten(tmp_path):
     assert "open_store" in refusal(load, "store:store")
 
 
+def test_a_store_is_written_where_it_is_asked_for_and_nothing_beside_it_is_touched(tmp_path, monkeypatch):
+    beside = tmp_path / "store.part" / "precious"
+    beside.parent.mkdir()
+    beside.write_text("")
+    save_store(scattered_data(), tmp_path / "store")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "link").symlink_to("other")
+    save_store(scattered_data(), tmp_path / "link")
+    (tmp_path / "here" / ".part").mkdir(parents=True)  # as a kill leaves it
+    monkeypatch.chdir(tmp_path / "here")
+    save_store(scattered_data(), ".")
+    files = ["clients.arrow", "records.arrow", "store.json", "test.arrow"]
+    for name in ("store", "other", "here"):
+        assert sorted(path.name for path in (tmp_path / name).iterdir()) == files
+        assert open_store(tmp_path / name).num_clients == scattered_data().num_clients
+    assert beside.exists()
+    assert (tmp_path / "link").is_symlink()
+
+
 def test_a_store_knows_the_checksum_of_its_records(tmp_path):
     data = scattered_data()
     for name, held in (("one", data), ("same", data), ("other", dataclasses.replace(data, y=data.y[::-1].copy()))):
