@@ -208,15 +208,19 @@ def require_writable(what: str, folder: pathlib.Path, remedy: str = "") -> None:
 
     Raises: ConfigurationError, with the file system's reason.
     """
-    try:
-        with contextlib.suppress(_Writable), ensure_folder(folder):
-            with tempfile.TemporaryFile(dir=folder) as probe:  # without a name: a kill leaves nothing
-                probe.write(bytes(PROBE))
-                probe.flush()
-            raise _Writable
-    except (OSError, ValueError) as error:  # ValueError: characters that no file name may have
-        words = f"{remedy} ({reason(error)})" if remedy else reason(error)
-        raise errors.refuse(what, printable(str(folder)), "a folder that can be written", words) from None
+    for left in reversed(range(TRIES)):
+        try:
+            with contextlib.suppress(_Writable), ensure_folder(folder):
+                with tempfile.TemporaryFile(dir=folder) as probe:  # without a name: a kill leaves nothing
+                    probe.write(bytes(PROBE))
+                    probe.flush()
+                raise _Writable
+            return
+        except (OSError, ValueError) as error:  # ValueError: characters that no file name may have
+            if left and isinstance(error, FileNotFoundError):  # another, which checks it too, has just removed it
+                continue
+            words = f"{remedy} ({reason(error)})" if remedy else reason(error)
+            raise errors.refuse(what, printable(str(folder)), "a folder that can be written", words) from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -330,8 +334,12 @@ def storage_errors(where: pathlib.Path | str, remedy: str = "") -> Iterator[None
 
 @contextlib.contextmanager
 def draft_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A path at which to write a file, so that readers, even after a crash, see the old or the new content in full."""
+    """A path at which to write a file, so that readers, even after a crash, see the old or the new content in full.
+
+    Waits for another process that writes the same file.
+    """
     draft = path.with_name(path.name + DRAFT)
+    file = _lock_draft(draft)
     try:
         yield draft
         os.replace(draft, path)
@@ -339,6 +347,18 @@ def draft_file(path: pathlib.Path) -> Iterator[pathlib.Path]:
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
         raise
+    finally:
+        os.close(file)
+
+
+def _lock_draft(draft: pathlib.Path) -> int:
+    while True:
+        file = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if _is_same_file(file, draft):  # else the other has just completed or removed it
+            return file
+        os.close(file)
 
 
 def write_atomically(path: pathlib.Path, text: str) -> None:

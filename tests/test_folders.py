@@ -403,3 +403,29 @@ def test_files_of_another_kind_are_refused_as_what_they_are(content, tmp_path):
         assert f"{path}, which is {'a folder' if content is None else 'not UTF-8 text'}" in line
         assert line.startswith(f"{what} must be a ")
         assert line.partition("; ")[2].startswith(("write", "give"))
+
+
+def test_two_that_write_one_file_at_once_both_write_it_whole():
+    whole = "x" * 100_000
+
+    def write(_):
+        folders.write_atomically(pathlib.Path("report.html"), whole)
+        return pathlib.Path("report.html").read_text() == whole
+
+    with futures.ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(write, range(200)))
+    assert everything() == ["report.html"]
+
+
+def test_a_folder_that_another_removes_while_it_is_checked_is_checked_again(monkeypatch):
+    probe, removed = folders.tempfile.TemporaryFile, []
+
+    def removed_meanwhile(dir):
+        if not removed:
+            removed.append(dir.rmdir())
+        return probe(dir=dir)
+
+    monkeypatch.setattr(folders.tempfile, "TemporaryFile", removed_meanwhile)
+    folders.require_writable("out", pathlib.Path("runs/x"))
+    assert removed
+    assert everything() == []
