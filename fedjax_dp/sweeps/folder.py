@@ -58,19 +58,19 @@ def read_own(folder: pathlib.Path, manifest: Manifest, plan: Plan) -> tuple[Mani
 @contextlib.contextmanager
 def lock(
     folder: pathlib.Path, manifest: Manifest, plan: Plan, text: str | None, screen: Screen
-) -> Iterator[tuple[Manifest, list[Record]]]:
-    """Lock a new folder, or one of this sweep, which may have grown. Yields its manifest and points.
+) -> Iterator[tuple[folders.FolderLock, Manifest, list[Record]]]:
+    """Lock a new folder, or one of this sweep, which may have grown. Yields its lock, manifest and points.
 
     Raises ConfigurationError for another kind of folder, one that cannot be written, or one locked by another process.
     """
     read_own(folder, manifest, plan)  # refuses another kind of folder before there is a lock in it
-    with folders.lock_folder("out", folder, say=screen.say):
+    with folders.lock_folder("out", folder, say=screen.say) as held:
         _drop_torn_line(folder / POINTS)
         own, records = read_own(folder, manifest, plan)
         if not SWEEP_FOLDER.is_at(folder) or SWEEP_FOLDER.read(folder) != own:
             with _storage_errors(folder):
                 _begin(folder, own, records, text)
-        yield own, records
+        yield held, own, records
 
 
 def _begin(folder: pathlib.Path, manifest: Manifest, records: Sequence[Record], text: str | None) -> None:
@@ -92,11 +92,12 @@ def _storage_errors(folder: pathlib.Path) -> contextlib.AbstractContextManager[N
 
 
 @contextlib.contextmanager
-def open_points(folder: pathlib.Path) -> Iterator[Keep]:
+def open_points(folder: pathlib.Path, held: folders.FolderLock) -> Iterator[Keep]:
     """Yields a function that adds a finished point and its parameters; both are on disk when the function returns."""
     with (folder / POINTS).open("a") as lines:
 
         def keep(record: Record, trained: Trained | None) -> None:
+            held.require_own()
             with _storage_errors(folder):
                 if trained is not None:
                     (folder / PARAMS).mkdir(exist_ok=True)

@@ -428,7 +428,7 @@ def _run_in_folder(
     """Run the points that a folder lacks, and finish it if `price` is given; `text` is the sweep's TOML."""
     for package in ("pandas", "pyarrow") if price is not None else ():  # they write the tables
         errors.require_installed(package, "tables", "for the tables of a sweep")
-    with folders.lock(out, manifest, places, text, screen) as (own, held):
+    with folders.lock(out, manifest, places, text, screen) as (lock, own, held):
         finished = len(_finished_ids(held)) == own["points"]
         priced = (out / SELECTION).is_file() if price is not None or manifest.get("halving") else True
         everything = [] if finished and priced else entries()
@@ -436,9 +436,10 @@ def _run_in_folder(
             stopped = sum(record["status"] == "stopped" for record in held)
             rungs = f", {stopped:,} of them up to a rung" if stopped else ""
             screen.say(f"{out} holds {len(_finished_ids(held)):,} of {own['points']:,} points{rungs}")
-        with folders.open_points(out) as keep:
+        with folders.open_points(out, lock) as keep:
             run(everything, held, keep, own["device"]["count"])
         if everything and price is not None:
+            lock.require_own()
             folders.finish(out, price("grown" in own))
         return open_sweep(out)
 

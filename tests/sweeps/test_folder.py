@@ -18,7 +18,7 @@ from small_runs import QUIET, Stopped
 from sweep_points import of_all_but_times, recorded
 
 import fedjax_dp as fdp
-from fedjax_dp import folders
+from fedjax_dp import errors, folders
 from fedjax_dp.experiments import config, configured
 from fedjax_dp.pytrees import equal
 from fedjax_dp.sweeps import cluster, folder
@@ -196,6 +196,25 @@ def test_a_folder_has_one_writer(whole):
 
 
 @pytest.mark.slow
+def test_who_was_moved_away_writes_nothing_into_the_folder_of_the_next(monkeypatch):
+    mine, moved, sync = pathlib.Path("mine"), pathlib.Path("moved"), os.fsync
+
+    def moved_after_the_first_point(file):
+        sync(file)
+        if not moved.exists():
+            mine.rename(moved)
+            (mine / "params").mkdir(parents=True)  # of another sweep
+
+    monkeypatch.setattr(os, "fsync", moved_after_the_first_point)
+    few = SweepConfig(base=BASE | {"noise_multiplier": 1.0}, axes={"learning_rate": [0.1, 0.3]}, seeds=(0,))
+    with pytest.raises(errors.StorageError, match="moved or removed meanwhile"):
+        run_sweep(few, mine, screen=QUIET)
+    assert [*mine.rglob("*")] == [mine / "params"]
+    monkeypatch.undo()
+    assert len(run_sweep(few, moved, screen=QUIET).records) == 2
+
+
+@pytest.mark.slow
 def test_command_prints_the_plan_the_best_the_lost_and_the_cost_of_choosing(whole, capsys):
     told = command_output(capsys, "sweep", "sweep.toml", "--plan")
     assert told.out.count("plan: 12 points in 1 program, one after another on") == told.out.count("program") == 1
@@ -253,7 +272,7 @@ import sys
 import jax.monitoring
 missed = []
 jax.monitoring.register_event_listener(lambda event, **_: missed.append(event) if "cache_misses" in event else None)
-from fedjax_dp import folders
+from fedjax_dp import errors, folders
 from fedjax_dp.tools import cli
 cli.main(["sweep", "sweep.toml", "--out", sys.argv[1], "--json"])
 print(len(missed), file=sys.stderr)
