@@ -4,6 +4,7 @@ import errno
 import functools
 import os
 import shutil
+import signal
 import sys
 import textwrap
 import traceback
@@ -31,6 +32,7 @@ error in your own code, in one line; 3 the machine failed (disk or memory full),
 with its traceback; 130 interrupted"""
 WIDEST = 120  # letters of a line of help
 UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)  # as paths that a user gives may be
+INTERRUPTED = 130
 FULL = "RESOURCE_EXHAUSTED"  # as XLA reports memory
 
 
@@ -53,7 +55,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if arguments[0] == "help":  # help, help COMMAND
         return main([*arguments[1:2], "--help", *arguments[2:]])
-    return _done(arguments[0], arguments[1:])
+    code = _done(arguments[0], arguments[1:])
+    if code == INTERRUPTED and argv is None:  # the process ends: at a second Ctrl-C at once, and without a traceback
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return code
 
 
 def _run(command: str, rest: list[str]) -> int:
@@ -97,7 +102,7 @@ def _done(command: str, rest: list[str]) -> int:
         resume = {"sweep": again, "reproduce": again}.get(command, "")
         for folder in getattr(error, "__notes__", ()):  # of a run that has begun
             resume = f"; fedjax-dp run --resume {folders.quote_path(folder)} goes on"
-        return _end(f"interrupted{resume}", 130)
+        return _end(f"interrupted{resume}", INTERRUPTED)
 
 
 def _end(line: object, code: int) -> int:

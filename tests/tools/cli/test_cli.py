@@ -5,6 +5,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -420,6 +421,22 @@ def test_interrupted_folder_resumes_bit_for_bit(first, then, monkeypatch):
     assert (cut.history, cut.guarantee) == (whole.history, whole.guarantee)
     for a, b in zip(*map(jax.tree.leaves, (whole.params, cut.params)), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+INTERRUPTED_TWICE = """
+import atexit, os, signal, sys
+from fedjax_dp.tools import cli
+
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.argv, cli._run = ["fedjax-dp", "run"], lambda *_: os.kill(os.getpid(), signal.SIGINT)
+sys.exit(cli.main())
+"""
+
+
+def test_a_second_interrupt_ends_at_once_and_adds_no_traceback():
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED_TWICE], capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "fedjax-dp: interrupted\n")
 
 
 PRIVATE_ENTRIES = [name for name, entry in algorithms.CATALOGUE.items() if entry.private]
