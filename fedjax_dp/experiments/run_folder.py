@@ -374,6 +374,8 @@ def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> No
     """Write the first files of a run folder, in the first process, which has the lock."""
     if lock is None:
         return
+    lock.require_own()
+    RUN_FOLDER.require_new("out", path, "give another out")  # a run that was moved away may have just stored something
     data = ready.planned.data
     words = None if data.vocabulary is None else data.vocabulary._asdict()
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}

@@ -59,6 +59,19 @@ def test_a_folder_that_is_written_is_refused_and_its_run_ends_as_if_nothing_had_
     assert not pathlib.Path("a/.lock").exists()
 
 
+def test_a_run_does_not_begin_with_what_comes_into_its_folder_while_it_is_prepared(data, monkeypatch):
+    begin = run_folder._begin
+
+    def stored_meanwhile(path, *rest):
+        (path / "checkpoints" / "1").mkdir(parents=True)
+        begin(path, *rest)
+
+    monkeypatch.setattr(run_folder, "_begin", stored_meanwhile)
+    words = {"rounds": 1, "evaluate_every": 1, "delta": 1e-3}
+    assert "a new or empty folder" in refusal(lambda: fdp.run(dpnfl(), data, out="a", **words))
+    assert [path.name for path in pathlib.Path("a").iterdir()] == ["checkpoints"]
+
+
 @pytest.mark.slow
 def test_a_folder_of_two_runs_or_of_half_a_one_is_not_opened(data):
     words = {"rounds": 2, "evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
