@@ -190,5 +190,7 @@ def _as_array(what: str, numbers: Any) -> np.ndarray:
         array = native(numbers)
         nested = array.size and all(isinstance(one, list | tuple | np.ndarray) for one in array.ravel())
         return np.array(array.tolist()) if array.dtype == object and nested else array
+    except errors.ConfigurationError:
+        raise
     except ValueError:  # lists of different lengths
         raise errors.refuse(what, "lists of different lengths", "an array", "pad or cut them") from None

@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors
-from fedjax_dp.data.targets import Vocabulary, check_tokens, count_records, require_finite, targets_of
+from fedjax_dp.data.targets import (
+    Vocabulary,
+    check_tokens,
+    count_records,
+    require_32_bits,
+    require_finite,
+    targets_of,
+)
 from fedjax_dp.numpy_streams import numpy_stream
 
 
@@ -69,6 +76,7 @@ def check_records(where: str, x: Any, y: Any, x_name: str, y_name: str, task: st
     if x.dtype.kind not in "biuf":
         raise errors.refuse(f"{where}{x_name}", x.dtype, "real numbers")
     require_finite(f"{where}{x_name}", np.asarray(x))
+    require_32_bits(f"{where}{x_name}", np.asarray(x))
 
 
 def generator(role: str, seed: int) -> np.random.Generator:

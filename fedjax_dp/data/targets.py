@@ -71,6 +71,8 @@ def as_arrays(y: Any) -> Any:
     def one(part: Any) -> np.ndarray:
         try:
             return native(part)
+        except errors.ConfigurationError:
+            raise
         except ValueError:  # lists of different lengths
             raise errors.refuse("targets", "lists of different lengths", "arrays", "pad or cut them") from None
 
@@ -78,7 +80,10 @@ def as_arrays(y: Any) -> Any:
 
 
 def native(numbers: Any) -> np.ndarray:
-    """A NumPy array in this machine's byte order, which devices need."""
+    """A NumPy array in this machine's byte order, which devices need; refuses one with masked entries."""
+    if np.ma.is_masked(numbers):
+        got, remedy = f"{np.ma.count_masked(numbers):,} masked entries", ".filled(...) states a value, or drop records"
+        raise errors.refuse("arrays", got, "a value in every place", remedy)
     array = np.asarray(numbers)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
@@ -207,7 +212,9 @@ def _count_tokens(where: str, y_train: Any, y_test: Any, classes: int | None, vo
 
 
 def check_tokens(what: str, ids: Any, size: int) -> None:
-    """Refuse ids outside of a vocabulary."""
+    """Refuse ids outside of a vocabulary, and fractions."""
+    if ids.dtype.kind == "f" and not np.array_equal(ids, np.floor(ids)):
+        raise errors.refuse(what, f"{ids.dtype} with fractions", "ids of tokens, integers", ".astype(int)")
     if np.size(ids) and (np.min(ids) < 0 or np.max(ids) >= size):
         outside = int(np.min(ids) if np.min(ids) < 0 else np.max(ids))
         remedy = "an id of its own, the vocabulary's oov, stands for unknown words"
@@ -225,6 +232,7 @@ def _check_arrays(what: str, y: Any) -> None:
         if len(leaf) != len(leaves[0]):
             raise errors.refuse(what, f"arrays of {len(leaves[0])} and {len(leaf)} records", "one for every record")
         require_finite(what, np.asarray(leaf))
+        require_32_bits(what, np.asarray(leaf))
 
 
 def _count_outputs(where: str, y_train: Any, y_test: Any, classes: int | None, vocabulary: Vocabulary | None) -> int:
@@ -241,6 +249,14 @@ def require_finite(what: str, x: np.ndarray, wanted: str = "finite", remedy: str
     """Refuse numbers that are not finite in float32."""
     if x.dtype.kind == "f" and (odd := _not_finite(x)):
         raise errors.refuse(what, odd, wanted, remedy)
+
+
+def require_32_bits(what: str, x: np.ndarray) -> None:
+    """Refuse whole numbers beyond the 32 bits that devices keep, which would be others there."""
+    if x.dtype.kind in "iu" and x.dtype.itemsize > 4 and x.size:
+        for number in map(int, (x.min(), x.max())):
+            if not np.iinfo(f"{x.dtype.kind}4").min <= number <= np.iinfo(f"{x.dtype.kind}4").max:
+                raise errors.refuse(what, f"{number} in {x.dtype}", "whole numbers of 32 bits", ".astype(np.float32)")
 
 
 def _not_finite(x: np.ndarray) -> str:

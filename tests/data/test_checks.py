@@ -38,6 +38,7 @@ WRONG = [
     ({"x_train": np.where(X > 0, np.nan, X)}, "x_train must be finite"),
     ({"x_test": np.full((4, 3), np.inf)}, "x_test must be finite"),
     ({"x_train": X.astype(str)}, "real numbers"),
+    ({"x_train": np.arange(24).reshape(8, 3) << 30}, "32 bits, got 24696061952 in int64; .astype(np.float32)"),
     ({"x_train": X[:, :2]}, "x_test must be shaped like (8, 2)"),
     ({"x_train": X[:, :0], "x_test": X[:4, :0]}, "at least one feature"),
     ({"x_train": X.astype(np.uint8)}, "both uint8 or neither"),
@@ -187,3 +188,32 @@ def test_a_classifier_has_one_score_for_each_class():
     pair = (lambda key: {"w": np.zeros(3, np.float32)}, lambda params, x: (params["w"] * x).sum(keepdims=True))
     own = models.model(pair, (3,), loss=lambda scores, y: (scores[0] - y) ** 2)  # a regression of the label
     check(algorithm, data, 1, own)
+
+
+@pytest.mark.parametrize("what", GOOD)
+def test_masked_entries_are_no_values(what):
+    """NumPy would drop the mask, and what a masked place happens to hold would count."""
+    masked = np.ma.masked_array(GOOD[what], mask=GOOD[what] == GOOD[what].max())
+    assert "masked entries; .filled(...)" in refusal(fdp.dataset, **GOOD | {what: masked})
+    whole = fdp.dataset(**GOOD | {what: np.ma.masked_array(GOOD[what])})
+    np.testing.assert_array_equal(getattr(whole, what), GOOD[what])
+
+
+def test_numbers_that_32_bits_do_not_hold_reach_no_device():
+    """JAX would keep their lower half: 2^32 + 5 would be 5, a date in milliseconds any number."""
+    for number, kind in ((2**31, np.int64), (-(2**31) - 1, np.int64), (2**32, np.uint64)):
+        wide = np.full((8, 3), number, kind)
+        assert f"got {number}" in refusal(fdp.dataset, wide, Y, wide, Y)
+        raw = Dataset("raw", wide, Y, X, Y, 3)
+        assert f"got {number}" in refusal(federate, raw, ROWS)
+        assert f"got {number}" in refusal(fdp.dataset, X, wide, X, wide, task="own", classes=3)
+    for kind in (np.int64, np.uint32, np.uint64):
+        wide = np.full((8, 3), np.iinfo(f"{np.dtype(kind).kind}4").max, kind)
+        assert fdp.dataset(wide, Y, wide, Y).x_train[0, 0] == wide[0, 0]
+
+
+def test_tokens_have_no_fractions():
+    ids = np.arange(24).reshape(8, 3) % 5
+    vocabulary = fdp.data.Vocabulary(size=5)
+    assert "with fractions; .astype(int)" in refusal(fdp.dataset, ids + 0.5, Y, ids, Y, vocabulary=vocabulary)
+    assert fdp.dataset(ids + 0.0, Y, ids, Y, vocabulary=vocabulary).tokens
