@@ -24,6 +24,7 @@ SHOWN = 40  # names in a line
 MISSING = ("", "?")  # words for a missing value, in addition to the user's
 FEW = 16  # rows, or steps between rows, so few that numbers may look like ids by chance
 TEXT_WORDS = 4  # a column whose cells average at least so many words looks like texts
+WHOLE = re.compile(r"^(-?\d+)\.0+$")  # as a column of numbers is written where some cells are empty
 NAMED_AS_IDS = re.compile(
     r"(?i:(.*[_ .-])?(id|uuid|guid|index|idx|rownum|row|mrn|ssn)|unnamed: \d+)|.*[a-z](ID|Id)"
 )  # the whole name
@@ -301,10 +302,15 @@ def _fill_missing(part: ColumnTable, aside: Sequence[str], features: Sequence[st
 def missing_in(values: Any, columns: Columns, column: str) -> np.ndarray:
     """Which cells of a column have no value `(records,)`: empty ones, and words for it that are no category."""
     words = {*MISSING, *map(str, columns.missing)}.difference(map(str, columns.categories.get(column, ())))
+    numbers = {float(word) for word in words if _is_number(word) and column not in columns.categories}
     missing: np.ndarray = values.isna().to_numpy()
     if getattr(values.dtype, "kind", "O") in "biuf":
-        return missing | values.isin([float(word) for word in words if _is_number(word)]).to_numpy(bool)
-    return missing | np.array([isinstance(word, str) and word.strip() in words for word in values], bool)
+        return missing | values.isin(numbers).to_numpy(bool)
+
+    def counts(value: Any) -> bool:
+        return str(value).strip() in words or (bool(numbers) and _is_number(value) and float(value) in numbers)
+
+    return missing | np.array([*map(counts, values)], bool)
 
 
 def _features(
@@ -418,6 +424,11 @@ def _shown(words: Sequence[Any]) -> str:
     return ", ".join(map(str, words[:SHOWN])) + ", ..." * (len(words) > SHOWN)
 
 
+def plain_name(word: Any) -> str:
+    """A word without spaces around it, and a whole number as such: other files may have `7 ` and `7.0` for 7."""
+    return WHOLE.sub(r"\1", str(word).strip())
+
+
 def _names(part: ColumnTable, column: str) -> tuple[np.ndarray, bool]:
     """Labels or ids, whole numbers or words, and whether they were read as floats."""
     values = part.frame[column].to_numpy()
@@ -426,7 +437,7 @@ def _names(part: ColumnTable, column: str) -> tuple[np.ndarray, bool]:
             remedy = "name another column, or task regression"
             raise errors.refuse(f"{part.where}column {column}", values.dtype, "whole numbers or words", remedy)
         return values.astype(np.int64), True
-    return (native(values) if values.dtype.kind in "iu" else values.astype(str)), False
+    return (native(values) if values.dtype.kind in "iu" else np.array([*map(plain_name, values)])), False
 
 
 def _by_column(where: str, parts: Sequence[ColumnTable], column: str) -> tuple[np.ndarray, np.ndarray]:

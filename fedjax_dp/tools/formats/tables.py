@@ -23,6 +23,7 @@ from fedjax_dp.tools.formats.columns import (
     from_texts,
     holds_numbers,
     missing_in,
+    plain_name,
 )
 
 PACKED = (".gz", ".bz2", ".xz", ".zip")  # compressed CSV files
@@ -82,7 +83,7 @@ def _files_of(kind: str, named: str) -> list[pathlib.Path]:
     names = []
     for word in [named] if os.path.isdir(named) else named.split(","):
         if os.path.isdir(word):
-            inside = sorted(entry.path for entry in os.scandir(word) if entry.name.endswith(ENDINGS[kind]))
+            inside = sorted(entry.path for entry in os.scandir(word) if entry.name.lower().endswith(ENDINGS[kind]))
             if not inside:
                 wanted = f"a folder with files that end in {' or '.join(ENDINGS[kind][:2])}"
                 raise errors.refuse(folders.printable(word), "no table in it", wanted, "name the folder of the files")
@@ -110,8 +111,8 @@ def _stem_of(path: pathlib.Path) -> str:
     """The name of a file without its endings."""
     name = path.name
     for ending in (*ENDINGS["csv"], *ENDINGS["parquet"]):
-        if name.endswith(ending):
-            return name.removesuffix(ending)
+        if name.lower().endswith(ending):
+            return name[: -len(ending)]
     return path.stem
 
 
@@ -245,6 +246,8 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
             text = pd.read_csv(source(), usecols=[*words], dtype=str, keep_default_na=False, **how)
             for name, categories in words.items():
                 frame[name] = text[name].where(frame[name].notna() | text[name].isin(categories))
+        for name in [name for name in text_columns if name in frame.columns]:
+            frame[name] = frame[name].map(plain_name, na_action="ignore")
         if places:
             frame.columns = [*places]
     except UnicodeDecodeError:
@@ -312,12 +315,15 @@ def _check_first_line(path: pathlib.Path, line: list[str], frame: Any, columns: 
     """Refuse a record that is read as column names, and column names that are read as a record.
 
     A name is a word above numbers, or one that an option uses; a value is a number, a missing value, or a word that
-    its column repeats.
+    its column repeats. Where the label's name is a number, a word above numbers may be one for a missing value. A word
+    above the labels alone is a name.
     """
+    numbered = any(map(VALUE.fullmatch, columns.label.split(",")))
     option_names = {columns.label, columns.client, columns.user, columns.split, *columns.categories}
     option_names |= {*(columns.features or ())}
     of_names = of_record = False
-    for place, word in enumerate(line):
+    for place in sorted(range(len(line)), key=lambda place: frame.columns[place] != columns.label):
+        word = line[place]
         if of_names if named else of_record:  # it is read correctly
             return
         if VALUE.fullmatch(word) or word in (*UNKNOWN, *columns.missing):
@@ -328,7 +334,9 @@ def _check_first_line(path: pathlib.Path, line: list[str], frame: Any, columns: 
         if not word or not len(below):
             continue
         if holds_numbers(below):
-            of_names = True
+            of_names = not (named and numbered)
+            if not named and frame.columns[place] == columns.label:
+                break
         elif bool((below.astype(str) == word).any()):
             of_record = True
         elif named and word in option_names:

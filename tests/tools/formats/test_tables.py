@@ -449,6 +449,8 @@ def written(*lines):
         ([f"{('male', 'female')[place % 2]},{'xyz'[place % 3]}" for place in range(24)], "x"),
         ([f"2020-01-{place + 1:02d},{'xyz'[place % 3]}" for place in range(24)], "x"),
         (["63,male,2,1"], "1"),
+        *(([f"{word},1.5,0", *NUMBERS], "0") for word in ("-", "n/a", "none", "inf", '"1,5"', "unknown", "True")),
+        ([f"{place % 2 > 0},{place / 2},{place % 3}" for place in range(24)], "0"),
     ],
 )
 def test_a_record_in_the_place_of_names_is_refused_and_not_lost(lines, label):
@@ -491,6 +493,15 @@ def test_no_header_keeps_every_record_and_counts_the_columns():
     assert kept.x_train.shape[1] == 1
     owned = load("csv:a.csv", no_header=True, label_column="c3", client_column="c1")
     assert np.unique(owned.client_ids).tolist() == ["female", "male"]
+
+
+def test_names_of_numbers_but_for_the_label_are_no_record():
+    """As pandas writes a table of numbered columns: the label's name would be a class of one record."""
+    written("0,1,sick", *NUMBERS)
+    told = refusal(load, "csv:a.csv", no_header=True, label_column="c2")
+    assert "first line must be a record, got names, 0, 1, sick; drop --no-header" in told
+    written("63,1.5,sick", *(f"{line}-{'ab'[place % 2]}" for place, line in enumerate(NUMBERS)))
+    assert len(rows_of(load("csv:a.csv", no_header=True, label_column="c2"))) == 25
 
 
 def test_of_several_files_the_one_without_names_is_named(hospitals):
@@ -587,6 +598,43 @@ def test_numbers_that_are_stated_as_missing_are():
     assert rows_of(fdp.dataset(frame, label="sick", missing=[-9], fill={"age": 7}))[0, 0] == 7
     frame.to_csv("a.csv", index=False)
     assert rows_of(load("csv:a.csv", label_column="sick", missing="-9", fill="age=7"))[0, 0] == 7
+
+
+@pytest.mark.parametrize("of_file", [False, True])
+def test_a_missing_number_is_one_however_it_is_written(of_file):
+    """Beside words of its column, numbers are text in a file, and Python's own in a table."""
+    frame = hospital(stage=None, age=[-9, -9.0, "-9.00", "?"] + [50] * 20)
+    frame.to_csv("a.csv", index=False)
+    options = {"missing": "-9", "fill": "age=7"}
+    found = (
+        load("csv:a.csv", label_column="sick", **options) if of_file else fdp.dataset(frame, label="sick", **options)
+    )
+    assert rows_of(found)[:, 0].tolist() == [7] * 4 + [50] * 20
+
+
+def test_a_name_is_the_same_with_spaces_after_it_or_as_a_number_with_a_point(hospitals):
+    """Else a person would be two, with twice the records that the bound allows."""
+    who = ["u1", "u1 ", "7", "7.0"] * 6
+    hospital(stage=None, who=who, sick=["yes", "no ", "no", "yes "] * 6).to_csv("a.csv", index=False)
+    options = {"label_column": "sick", "drop": "dose"}
+    found = load("csv:a.csv", user_column="who", records_per_user=2, **options)
+    assert {*found.unit_ids} == {"u1", "7"}
+    assert found.class_names.listed == ("no", "yes")
+    assert {*load("csv:a.csv", client_column="who", **options).client_ids} == {"u1", "7"}
+    for name, owner in (("hospital_0", "7"), ("hospital_1", "7.0"), ("hospital_2", "8 ")):
+        hospitals[name].assign(who=owner).to_csv(f"{name}.csv", index=False)
+    told = refusal(load, "csv:hospital_*.csv", client_column="who", **WORDS)
+    assert told.startswith("clients must be each in one file, got 7 in hospital_0.csv and hospital_1.csv")
+    found = load("csv:hospital_0.csv,hospital_2.csv", client_column="who", **WORDS)
+    assert np.unique(found.client_ids).tolist() == [7, 8]
+
+
+def test_a_folder_is_read_with_endings_in_capitals(hospitals, tmp_path):
+    hospital(stage=None).to_csv("hospital_9.CSV", index=False)
+    for name in hospitals:
+        hospital(stage=None).to_csv(f"{name}.csv", index=False)
+    found = load("csv:.", label_column="sick")
+    assert np.unique(found.client_ids).tolist() == [*hospitals, "hospital_9"]
 
 
 # A column of texts.
