@@ -379,6 +379,7 @@ def _no_number(part: ColumnTable, column: str, missing: np.ndarray) -> Exception
     """The error for a column of words, with a remedy for the probable intent; `missing` marks empty cells."""
     values = part.frame[column]
     words = [(row, str(value)) for row, value in enumerate(values) if not (missing[row] or _is_number(value))]
+    different = values.astype(str).nunique()  # lists have no hash
     got = f"{words[0][1][:40]!r} in row {words[0][0] + 1}" if words else values.dtype
     again = [row for row, word in words if word == column]
     lengths = [len(word.split()) for _, word in words]
@@ -389,11 +390,11 @@ def _no_number(part: ColumnTable, column: str, missing: np.ndarray) -> Exception
         remedy = _remedy(part, flags, f'{load}; drop=["{column}"] leaves it out')
     elif again:
         got, remedy = f"the header again in row {again[0] + 1}", "drop that row, or name the files: csv:a.csv,b.csv"
-    elif len(values) >= FEW and values.nunique() == len(values):
+    elif len(values) >= FEW and different == len(values):
         remedy = _remedy(part, f"it looks like a name: --drop {column}", f"it looks like a name: drop=[{column!r}]")
     else:
         states = f"--categories {column}=WORD|WORD states its words"
-        if values.nunique() > SHOWN:  # people rather than categories
+        if different > SHOWN:  # people rather than categories
             states = f"--user-column {column} says whose rows they are"
         flags = f"{states}, --drop {column} leaves it out"
         remedy = _remedy(

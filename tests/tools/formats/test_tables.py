@@ -600,6 +600,12 @@ def test_numbers_that_are_stated_as_missing_are():
     assert rows_of(load("csv:a.csv", label_column="sick", missing="-9", fill="age=7"))[0, 0] == 7
 
 
+def test_a_column_of_lists_is_refused_by_name():
+    hospital(stage=None, age=[[1, 2]] * 24).to_parquet("a.parquet")
+    told = refusal(load, "parquet:a.parquet", label_column="sick")
+    assert told.startswith("a.parquet: column age must be numeric, got '[1 2]' in row 1")
+
+
 @pytest.mark.parametrize("of_file", [False, True])
 def test_a_missing_number_is_one_however_it_is_written(of_file):
     """Beside words of its column, numbers are text in a file, and Python's own in a table."""
