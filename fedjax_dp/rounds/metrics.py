@@ -1,5 +1,6 @@
 """Evaluation of a model: on the test set, by client, over all training records, and over a run's history."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -167,13 +168,15 @@ def train_metrics(params: Any, data: FederatedData, *, model: Model) -> tuple[ja
     return objective, jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradient)))
 
 
-@gradients.JitOfModel
-def count_unscored(params: Any, data: FederatedData, *, model: Model) -> jax.Array:
-    """Number of training records whose loss is not finite (a diagnostic); `data` must be without `rows`."""
+@functools.partial(gradients.JitOfModel, static=("by_gradient",))
+def count_unscored(params: Any, data: FederatedData, *, model: Model, by_gradient: bool = False) -> jax.Array:
+    """Number of training records whose loss, or gradient, is not finite (a diagnostic); `data` are without `rows`."""
 
     def block(total: jax.Array, at: jax.Array, real: jax.Array) -> tuple[jax.Array, None]:
-        losses = gradients.losses(model, params, data.features(data.x[at]), data.targets(at))
-        return total + jnp.sum(real & ~jnp.isfinite(losses)), None
+        x, y = data.features(data.x[at]), data.targets(at)
+        if by_gradient:
+            return total + jnp.sum(gradients.clipped_sum(model, params, x, y, real, 1.0).lost), None
+        return total + jnp.sum(real & ~jnp.isfinite(gradients.losses(model, params, x, y))), None
 
     records = data.x.shape[0]
     rows = rows_per_block(model, params, data, records)

@@ -17,6 +17,7 @@ from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import metrics
 
 CAUSES = "such as token ids outside the model's table, a log of 0, or a division by 0"
+OF_GRADIENTS = "such as that of a square root or a norm at 0, or one too large to square"
 BYTES = 2**27  # of records that are evaluated at once
 PROBE = "(diagnostics: not private, not covered by epsilon)"
 
@@ -55,19 +56,23 @@ def warning_on(params: Any, model: Model, data: FederatedData, key: jax.Array, r
         )
     now = _count(params, data, model)
     if not now:
-        return None
+        lost = _count(params, data, model, by_gradient=True)
+        what = f"{lost:,} of {int(np.sum(data.sizes)):,} training records have a finite loss but no finite gradient"
+        return f"{what} after round {rounds}, {OF_GRADIENTS}; they contribute zero {PROBE}" if lost else None
     return (
         f"{now:,} training records have no finite loss after round {rounds}, and contribute zero; before the first "
         f"round all losses were finite: lower the learning rate {PROBE}"
     )
 
 
-def _count(params: Any, data: FederatedData, model: Model) -> int:
-    """Number of training records without a finite loss, counted in chunks, as records may be on the host."""
+def _count(params: Any, data: FederatedData, model: Model, by_gradient: bool = False) -> int:
+    """Number of training records without a finite loss, or gradient, in chunks, as they may be on the host."""
     rows = np.arange(len(data.x)) if data.rows is None else np.asarray(data.rows)
     many = max(1, BYTES // max(1, sum(a[:1].nbytes for a in jax.tree.leaves((data.x, data.y)))))
     total = 0
     for first in range(0, len(rows), many):
         x, y = jax.tree.map(lambda a: a[rows[first : first + many]], (data.x, data.y))  # noqa: B023
-        total += int(metrics.count_unscored(params, replace(data, x=x, y=y, rows=None), model=model))
+        total += int(
+            metrics.count_unscored(params, replace(data, x=x, y=y, rows=None), model=model, by_gradient=by_gradient)
+        )
     return total

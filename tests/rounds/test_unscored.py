@@ -74,6 +74,21 @@ def test_without_privacy_one_lost_record_stops_the_run():
     )
 
 
+def test_a_private_run_counts_records_without_a_finite_gradient():
+    """The norm of zeros has a score, and no derivative."""
+
+    def bent(params, x):
+        return jnp.sqrt(jnp.sum((x * params["w"]) ** 2)) * params["v"]
+
+    def begin(key):
+        return {"w": jnp.ones(3), "v": jnp.ones(2)}
+
+    features = np.where(np.arange(40)[:, None] < 5, 0.0, RNG.normal(size=(40, 3)))
+    data = fdp.federate(fdp.dataset(features, LABELS, features, LABELS), np.array_split(np.arange(40), 4))
+    with pytest.warns(RuntimeWarning, match="5 of 40 training records have a finite loss but no finite gradient"):
+        fdp.run(PRIVATE["records"], data, rounds=2, delta=1e-3, model=fdp.model((begin, bent), data))
+
+
 def test_scores_that_training_lost_are_told_from_those(recwarn):
     """With a rate of 1e30 the noised model overflows: before the first round all was finite."""
     steep = fdp.dpnfl(**STEPS | {"learning_rate": 1e30}, clip_norm=0.5, noise_multiplier=2.0)
