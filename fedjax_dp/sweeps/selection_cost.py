@@ -50,15 +50,16 @@ FREE = {
     "local_weight_decay",
 }
 ByResults = Literal["growth", "halving", "search"]
-BY_PROBES = "A choice by a probe, such as the loss of clients' batches, has no epsilon."
+BY_PROBES = (
+    "Test records are taken as public. A choice by a probe, such as the loss of clients' batches, has no epsilon."
+)
 SIMULATED = (
     "Points of this simulation share the noise of their seed; in a real deployment each would need independent noise."
 )
 SHOW_ROUNDS = (View.UPLOADS, View.SECURE_SUM, View.BROADCAST)  # views in which every round's model is released
 STOPPED = (
     "Runs that a rung stopped are counted to their planned end, which covers fewer rounds: the stop follows from "
-    "released models and the test records, which are taken as public. This is not random repetition, as trials stop "
-    "each other."
+    "released models and the test records. This is not random repetition, as trials stop each other."
 )
 UNSEEN = (
     "no epsilon is stated, as {points} by what is not released: {what}, against {view}. The sum bounds the cost only "

@@ -209,7 +209,8 @@ def missing_facts(deployment: Deployment) -> list[str]:
         needed["records.steps"] = records.steps is None
         drawn["records"] = (records, True, (*sized, "shuffled", UNKNOWN))
         known = records.of is not None and (records.rate is not None or records.law == "full")
-        needed["records.size"] = each and records.size is None and not known
+        lacking = "records.of" if records.rate is not None else "records.size"
+        needed[lacking] = each and records.size is None and not known
         needed["records.last"] = each and records.last is None and rest_of(records) > 0
         divided = each and varies(records) and not needed["records.last"]
     needed["weights.denominator"] = divided and deployment.weights.denominator is None

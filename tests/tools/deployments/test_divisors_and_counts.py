@@ -202,3 +202,11 @@ def test_laplace_noise_does_not_cover_records_that_may_be_in_a_sum_several_times
     full = check(replace(RECORD, **laplace, records={"law": "full", "of": 10, "steps": 1}))
     assert full.mechanism.epsilon == pytest.approx(2 * math.sqrt(2) / 0.5)
     assert "records.of: Laplace noise has delta 0" in full.idle
+
+
+def test_where_a_rate_stands_the_number_of_records_is_asked_for_and_no_size():
+    """A size is refused beside a rate."""
+    facts = {**BY_MEAN, "weights__denominator": "count", "records": {"law": "poisson", "rate": 0.01, "steps": 9}}
+    lacks = missing_facts(replace(RECORD, **facts))
+    assert "records.of" in lacks
+    assert "records.size" not in lacks
