@@ -82,7 +82,10 @@ def as_arrays(y: Any) -> Any:
 def native(numbers: Any) -> np.ndarray:
     """A NumPy array in this machine's byte order, which devices need; refuses one with masked entries."""
     if np.ma.is_masked(numbers):
-        got, remedy = f"{np.ma.getmaskarray(numbers).sum():,} masked entries", ".filled(...) states a value, or drop records"
+        got, remedy = (
+            f"{np.ma.getmaskarray(numbers).sum():,} masked entries",
+            ".filled(...) states a value, or drop records",
+        )
         raise errors.refuse("arrays", got, "a value in every place", remedy)
     array = np.asarray(numbers)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))

@@ -18,7 +18,7 @@ from fedjax_dp.tasks.names import APS, LOSSES
 
 # Keys of `models.ARCHITECTURES`, which loads JAX, written out again so that help and files are read without it.
 ARCHITECTURES = (
-    *("logistic", "mlp", "cnn", "group_norm_cnn", "tutorial_cnn", "lenet"),
+    *("logistic", "mlp", "cnn", "group_norm_cnn", "tutorial_cnn", "lenet", "simple_cnn"),
     *("lstm", "vit", "gpt", "word_lstm", "char_lstm"),
 )
 PRETRAINED = "pretrained"  # the scheme of a folder with a language model

@@ -12,7 +12,7 @@ from fedjax_dp.models.origins import Origin
 from fedjax_dp.models.starts import Start, read_start
 from fedjax_dp.models.text import char_lstm, lstm, random_embedding, word_lstm
 from fedjax_dp.models.transformers import gpt, vit
-from fedjax_dp.models.vision import cnn, group_norm_cnn, lenet, tutorial_cnn
+from fedjax_dp.models.vision import cnn, group_norm_cnn, lenet, simple_cnn, tutorial_cnn
 from fedjax_dp.tasks import cross_entropy
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "pretrained",
     "random_embedding",
     "read_start",
+    "simple_cnn",
     "task_of",
     "tutorial_cnn",
     "usual_model",
@@ -54,6 +55,7 @@ ARCHITECTURES: dict[str, Callable[..., NetworkModel]] = {
     "group_norm_cnn": group_norm_cnn,
     "tutorial_cnn": tutorial_cnn,
     "lenet": lenet,
+    "simple_cnn": simple_cnn,
     "lstm": lstm,
     "vit": vit,
     "gpt": gpt,

@@ -87,6 +87,28 @@ def lenet(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
     return NetworkModel(Linen(_LeNet(classes)), tuple(record_shape))
 
 
+class _SimpleCnn(nn.Module):
+    """3x3 convolutions of 32 and 64 channels without padding, halved once; a dense layer of 128; dropout after both."""
+
+    classes: int
+
+    @nn.compact
+    def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+        init = nn.initializers.xavier_uniform()
+        x = _with_channels(x)
+        for channels in (32, 64):
+            x = nn.relu(nn.Conv(channels, (3, 3), padding="VALID", kernel_init=init)(x))
+        x = nn.Dropout(0.25, deterministic=not train)(halve(x)).reshape(x.shape[0], -1)
+        x = nn.relu(nn.Dense(128, kernel_init=init)(x))
+        return nn.Dense(self.classes, kernel_init=init)(nn.Dropout(0.5, deterministic=not train)(x))
+
+
+def simple_cnn(record_shape: tuple[int, ...], classes: int) -> NetworkModel:
+    """The network of pfl-research's benchmark on CIFAR-10: 1,626,442 parameters there."""
+    _require_image(record_shape, classes, 6)
+    return NetworkModel(Linen(_SimpleCnn(classes), mode="train"), tuple(record_shape))
+
+
 class _GroupNormCnn(nn.Module):
     """3x3 convolutions with group normalisation, halved three times, averaged over positions."""
 

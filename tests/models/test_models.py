@@ -14,7 +14,17 @@ import fedjax_dp as fdp
 from fedjax_dp import errors, gradients
 from fedjax_dp.experiments import build, population
 from fedjax_dp.experiments.config import RunSpec
-from fedjax_dp.models import cnn, group_norm_cnn, lenet, logistic_regression, lstm, mlp, random_embedding, tutorial_cnn
+from fedjax_dp.models import (
+    cnn,
+    group_norm_cnn,
+    lenet,
+    logistic_regression,
+    lstm,
+    mlp,
+    random_embedding,
+    simple_cnn,
+    tutorial_cnn,
+)
 from fedjax_dp.pytrees import path_name
 from fedjax_dp.tools import cli
 
@@ -39,6 +49,7 @@ def parameters(model):
         (tutorial_cnn((28, 28), 10), 26_010),
         (lenet((28, 28), 10), 44_426),
         (lenet((32, 32, 3), 10), 62_006),
+        (simple_cnn((32, 32, 3), 10), 1_626_442),
         (group_norm_cnn((32, 32, 3), 10), 24_346),
     ],
 )
