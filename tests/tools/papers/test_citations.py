@@ -23,7 +23,7 @@ NOT_PAPERS = (
 
 def test_every_name_of_a_paper_is_cited():
     others = {"moments", "adaptive_clipping"}  # an accountant, and a work that its rows cite
-    tables = {"dp_sgd", "niid_bench", "pfl"}  # of which tables alone are carried out
+    tables = {"dp_sgd", "niid_bench", "pfl", "flamby"}  # of which tables alone are carried out
     assert set(PAPERS) == {*CITATIONS, *others} - tables
     assert set(NOISE_THEOREMS) < set(CITATIONS)
     folders = list(dict.fromkeys(name.split("/")[0] for name in recipes()))

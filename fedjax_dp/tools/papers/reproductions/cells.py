@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.data import load
+from fedjax_dp.data.reading import NAMES
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.groups import options_of
 from fedjax_dp.sweeps.plan import SweepConfig, identity, options_for
@@ -124,7 +125,8 @@ def unavailable(recipe: Recipe, cells: Sequence[Cell], data_dir: str | None) -> 
         panel, dataset = cell.place.panel, cell.fields["dataset"]
         if dataset not in held:
             try:
-                held[dataset] = len(load(dataset, data_dir).y_train)
+                reading = {name: field for name, field in cell.fields.items() if name in NAMES}
+                held[dataset] = len(load(dataset, data_dir, **reading).y_train)
             except errors.MissingDataError as error:
                 held[dataset] = str(error)
         records = held[dataset]
