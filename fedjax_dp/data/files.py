@@ -69,7 +69,8 @@ def check_file(kind: str, path: pathlib.Path) -> int:
     try:
         about = path.stat()
     except (OSError, ValueError):  # not there, or a name that no file can have
-        raise errors.refuse(f"{kind} file", str(path), "an existing file", folders.where_looked(path)) from None
+        refusal = errors.refuse(f"{kind} file", str(path), "an existing file", folders.where_looked(path))
+        raise errors.MissingDataError(str(refusal)) from None
     if not stat.S_ISREG(about.st_mode):
         raise damage_error(
             path, "a folder" if stat.S_ISDIR(about.st_mode) else "no file", f"a {kind} file", "name the file"
