@@ -204,5 +204,6 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
             columns[name] = np.array(column.to_pylist(), str)
             continue
         values = column.flatten() if pa.types.is_fixed_size_list(column.type) else column
-        columns[name] = values.to_numpy(zero_copy_only=True)
+        bits = pa.types.is_boolean(values.type)  # eight in a byte: no map of an array
+        columns[name] = values.to_numpy(zero_copy_only=not bits)
     return columns

@@ -56,6 +56,17 @@ def test_what_is_written_is_read(case, tmp_path):
     assert back.record_shape == data.record_shape
 
 
+def test_truth_values_are_read_as_they_are_written(tmp_path):
+    x, y = np.arange(24).reshape(8, 3) % 5 < 2, np.arange(8) % 3 < 1
+    for targets in (y, y[:, None], x):
+        folder = tmp_path / str(targets.shape)
+        dataset = fdp.dataset(x, targets, x[:2], targets[:2], task="own", classes=2)
+        save_store(fdp.federate(dataset, [np.arange(8)]), folder)
+        back = open_store(folder)
+        for array, other in ((back.x, x), (back.y, targets), (back.x_test, x[:2]), (back.y_test, targets[:2])):
+            assert (array.dtype, array.tolist()) == (other.dtype, other.tolist())
+
+
 def test_targets_of_several_arrays_are_in_no_store(tmp_path):
     told = refusal(save_store, target_data("own"), tmp_path / "store")
     assert "one array, for which a store has a column" in told
