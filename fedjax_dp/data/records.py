@@ -172,7 +172,7 @@ def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
         kind = "lists of 0 and 1" if task == "multi_label" else "one number a record"
         wanted = "text" if task == "sequence" else f"{kind} for task {task}"
         raise damage_error(where, f"targets of shape {y.shape[1:]}", wanted, "give another --task")
-    if not np.array_equal(y, np.floor(y)) or np.abs(y).max() >= 1 << 31:
+    if not np.array_equal(y, np.floor(y)) or not -(1 << 31) <= y.min() <= y.max() < 1 << 31:
         raise damage_error(
             where, "targets with fractions", f"whole numbers for task {task}", "--task regression takes any"
         )

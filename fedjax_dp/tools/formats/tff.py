@@ -208,7 +208,7 @@ def _images(
     name: str, where: str, train: RecordTable, test: RecordTable | None, reading: Reading, pixels: str, most: int
 ) -> Dataset:
     train, test = divide(where, train, test)
-    train, test = (part.with_columns(x=part[pixels], y=part["label"].astype(np.int32)) for part in (train, test))
+    train, test = (part.with_columns(x=part[pixels], y=part["label"]) for part in (train, test))
     for part in (train, test):
         check_labels(where, part["y"], most)
     few = most == EMNIST and max(train["y"].max(), test["y"].max()) < DIGITS

@@ -279,6 +279,9 @@ def test_a_file_of_test_records_beside_one_in_hdf5_is_read(tmp_path):
     assert "test records are those of fed_emnist_test.h5" in found.notes
     assert found.classes == 10
     assert "subset must be left out for HDF5" in refusal(load, f"tff:{path}", subset="all")
+    records["label"] = records["label"] + 2**32
+    wide = hdf5(tmp_path / "wide.h5", {"a": records, "b": records})
+    assert "429496729" in refusal(load, f"tff:{wide}")
 
 
 def table(**columns):
