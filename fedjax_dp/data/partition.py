@@ -13,7 +13,7 @@ from fedjax_dp.data.labels import deal, even_sizes
 from fedjax_dp.data.names import REMAINDERS
 from fedjax_dp.data.sizes import Labels, Sizes, labels_of, one_class_sizes, sizes_of
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import as_arrays, count_records, require_finite
+from fedjax_dp.data.targets import as_arrays, count_records, native, require_finite
 
 
 def iid(labels: Any, sizes: Sizes, seed: int = 0) -> list[np.ndarray]:
@@ -90,6 +90,10 @@ def natural(client_ids: Dataset | Sequence[Any] | np.ndarray | None) -> list[np.
     if ids.ndim != 1:
         raise errors.refuse("client_ids", f"shape {ids.shape}", "(records,), one per record")
     require_finite("client_ids", ids, "an id for every record", "drop records without one")
+    kinds = {*map(type, ids)} if ids.dtype == object else {str}
+    if len(kinds) > 1 or not issubclass(kinds.pop(), str | int | np.integer):  # None and NaN have no order
+        remedy = "drop records without one; .astype(str) makes text of numbers and words"
+        raise errors.refuse("client_ids", "others, or none", "integers or text for every record", remedy)
     order = np.argsort(ids, kind="stable")
     owners = ids[order]
     return np.split(order, np.flatnonzero(owners[1:] != owners[:-1]) + 1)  # ids may be text, which has no difference
@@ -105,14 +109,14 @@ def grouped_natural(
     Raises:    ConfigurationError for a remainder that is refused, and where `spread` and `drop` leave no group.
     """
     natural(client_ids)  # refuses what are no ids
-    owners, number = group(np.asarray(_ids_of(client_ids)), group_size, seed, remainder)
+    owners, number = group(native(_ids_of(client_ids)), group_size, seed, remainder)
     return rows_by_owner(number[owners])
 
 
 def _ids_of(source: Any) -> np.ndarray | None:
     """The ids of a data set's training records, or ids themselves, as an array."""
     ids = source.client_ids if isinstance(source, Dataset) else source
-    return None if ids is None else np.asarray(ids)
+    return None if ids is None else native(ids)
 
 
 def group(ids: np.ndarray, group_size: int, seed: int, remainder: str) -> tuple[np.ndarray, np.ndarray]:
@@ -148,7 +152,7 @@ def continuous(
     Shapes:  values `(records,)`, such as a column of features, or a target of regression (a data set stands
              for its own).
     """
-    values = np.asarray(getattr(values, "y_train", values))
+    values = native(getattr(values, "y_train", values))
     if values.dtype == object:  # None among numbers is NaN
         with contextlib.suppress(TypeError, ValueError):
             values = values.astype(float)

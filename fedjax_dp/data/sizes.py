@@ -8,7 +8,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.data.checks import generator
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import check_labels
+from fedjax_dp.data.targets import check_labels, native
 
 Labels = Dataset | Sequence[int] | np.ndarray  # a data set stands for its training labels
 Sizes = int | Sequence[int] | np.ndarray  # a number of clients stands for clients of equal size
@@ -16,7 +16,7 @@ Sizes = int | Sequence[int] | np.ndarray  # a number of clients stands for clien
 
 def labels_of(labels: Any) -> np.ndarray:
     """Labels `(records,)`, or a data set's training labels."""
-    array = np.asarray(getattr(labels, "y_train", labels))
+    array = native(getattr(labels, "y_train", labels))
     if array.ndim != 1:
         raise errors.refuse("labels", f"shape {array.shape}", "a list of numbers")
     if array.size:

@@ -256,13 +256,13 @@ def federate(
         test_clients, mixed_tests = _clients_of_tests(dataset, order, sizes)
     names = clients if isinstance(clients, Mapping) else owners
     if test_clients is not None:
-        test_clients = np.asarray(test_clients)
+        test_clients = native(test_clients)
         tests = len(dataset.x_test)
         wanted = f"{tests} client numbers below {len(sizes)}"
         if test_clients.shape != (tests,) or test_clients.min() < 0 or test_clients.max() >= len(sizes):
             raise errors.refuse("test_clients", f"shape {test_clients.shape} or numbers out of range", wanted)
         test_clients = test_clients.astype(np.int32)
-    public = sizes / sizes.sum() if shares is None else np.asarray(shares, float)
+    public = sizes / sizes.sum() if shares is None else native(shares).astype(float)
     if public.shape != sizes.shape or not np.isclose(public.sum(), 1) or not (public >= 0).all():
         raise errors.refuse("shares", f"{public.shape} that sum to {public.sum():.4g}", f"{sizes.shape} that sum to 1")
     stored_arrays: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices
@@ -368,7 +368,7 @@ def row_lists(clients: Any) -> list[np.ndarray]:
         raise errors.refuse("clients", type(clients).__name__, "lists of training rows, one for each client")
     for client, rows in clients.items() if isinstance(clients, Mapping) else enumerate(clients):
         try:
-            part = np.asarray(rows)
+            part = native(rows)
         except ValueError:
             part = np.asarray(None)
         if part.ndim != 1 or (part.size and part.dtype.kind not in "iu"):
