@@ -445,7 +445,7 @@ def read_text(what: str, path: str | os.PathLike[str], kind: str, remedy: str) -
     """
     file = require_file(what, path, kind, remedy)
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise errors.refuse(what, f"{file}, which is not UTF-8 text", f"a {kind}", remedy) from None
 

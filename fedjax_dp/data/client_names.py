@@ -1,5 +1,7 @@
 """Names of clients and classes: those of their column, file or user."""
 
+import re
+import unicodedata
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +10,7 @@ import numpy as np
 from fedjax_dp import errors
 
 SHOWN = 12  # names in a line
+WHOLE = re.compile(r"^(-?\d+)\.0+$")  # as a column of numbers is written where some cells are empty
 
 
 class ClientNames:
@@ -36,6 +39,12 @@ class ClientNames:
     def listed(self) -> tuple[str, ...]:
         """All names."""
         return tuple(self[client] for client in range(len(self)))
+
+
+def plain_name(word: Any) -> str:
+    """A word as every file may write it: no spaces around it, accents in one form, and 7 for `7.0`."""
+    text = word.decode("utf-8", "backslashreplace") if isinstance(word, bytes) else str(word)
+    return WHOLE.sub(r"\1", unicodedata.normalize("NFC", text.strip()))
 
 
 def as_client_names(names: Any) -> ClientNames | None:

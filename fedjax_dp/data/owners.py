@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, folders
+from fedjax_dp.data.client_names import plain_name
 from fedjax_dp.data.files import damage_error, numpy_reason
 from fedjax_dp.data.json_files import list_of, object_of, read_json
 from fedjax_dp.data.partition import group, natural, rows_by_owner
@@ -121,7 +122,8 @@ def _read_ids(path: pathlib.Path, records: int) -> np.ndarray:
             raise errors.refuse("client_ids", str(path), "an .npy array of numbers or text", reason) from None
     else:
         ids = np.array(folders.read_text("client_ids", path, KIND, REMEDY).split("\n"))
-        ids = np.char.strip(ids[:-1] if ids[-1] == "" else ids)
+        ids = ids[:-1] if ids[-1] == "" else ids
+    ids = np.array([*map(plain_name, ids)], str) if ids.dtype.kind in "US" and ids.ndim == 1 else ids
     if ids.shape != (records,):
         raise errors.refuse(f"client_ids of {path}", f"shape {ids.shape}", f"one id for each of the {records} records")
     if ids.dtype.kind not in "iuU":

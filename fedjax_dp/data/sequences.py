@@ -60,7 +60,7 @@ def read_words(path: pathlib.Path, most: int) -> list[str]:
     check_file("vocabulary", path)
     words: dict[str, int] = {}
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(path, encoding="utf-8-sig") as file:
             for number, line in enumerate(file, start=1):
                 where, parts = f"{path}, line {number}", line.split()
                 if not parts or len(parts) > 2 or (len(parts) == 2 and not parts[1].isdecimal()):

@@ -253,7 +253,10 @@ def test_impossible_natural_parts_are_refused():
 def test_parts_of_a_file_are_read_from_arrays_and_from_text(tmp_path):
     np.save(tmp_path / "ids.npy", np.array([3, 1, 3]))
     (tmp_path / "ids.txt").write_text("ann\nbob \nann\n")
-    for name, parts in (("ids.npy", {"1": [1], "3": [0, 2]}), ("ids.txt", {"ann": [0, 2], "bob": [1]})):
+    (tmp_path / "mark.txt").write_text("ann\nbob \nann\n", encoding="utf-8-sig")
+    np.save(tmp_path / "words.npy", np.array([b"ann", b"bob", b"ann "]))
+    people, numbers = {"ann": [0, 2], "bob": [1]}, {"1": [1], "3": [0, 2]}
+    for name, parts in (("ids.npy", numbers), ("ids.txt", people), ("mark.txt", people), ("words.npy", people)):
         assert {client: list(rows) for client, rows in data.file_parts(tmp_path / name, 3).items()} == parts
 
 
@@ -279,6 +282,25 @@ def test_damaged_file_of_ids_is_refused_by_name(tmp_path, name, content, words):
     message = refusal(data.file_parts, tmp_path / name, 3)
     assert words in message
     assert name in message
+
+
+@pytest.mark.parametrize("nothing", [None, np.nan, 1])
+def test_ids_without_an_order_are_refused_in_one_line(nothing):
+    for ids in (["a", nothing, "b"], np.array(["a", nothing, "b"], object)):
+        if ids[1] is not nothing:
+            continue
+        assert "integers or text for every record" in refusal(data.natural, np.array(ids, object))
+    assert "integers or text for every record" in refusal(data.natural, np.array([2.0, np.nan, 1.0, 2.0], object))
+    assert [list(rows) for rows in data.natural(np.array([2**70, 3, 2**70], object))] == [[1], [0, 2]]
+
+
+def test_masked_entries_place_no_record():
+    masked = np.ma.array([0, 1, 2, 1], mask=[0, 1, 0, 0])
+    for draw in (data.natural, lambda v: data.continuous(v, 2, 1.0), lambda v: data.similarity(v, 2, 10.0)):
+        assert "1 masked entries" in refusal(draw, masked)
+    for options in ({"shares": np.ma.array([0.5, 0.5], mask=[1, 0])}, {"test_clients": np.ma.zeros(10, int)}):
+        options.get("test_clients", np.ma.zeros(1))[0] = np.ma.masked
+        assert "1 masked entries" in refusal(data.federate, toy(), [range(15), range(15, 30)], **options)
 
 
 # Summaries

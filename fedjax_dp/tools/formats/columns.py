@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors
+from fedjax_dp.data.client_names import plain_name
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.records import RecordTable, as_task, make_dataset, number_labels, split_rows
@@ -24,7 +25,6 @@ SHOWN = 40  # names in a line
 MISSING = ("", "?")  # words for a missing value, in addition to the user's
 FEW = 16  # rows, or steps between rows, so few that numbers may look like ids by chance
 TEXT_WORDS = 4  # a column whose cells average at least so many words looks like texts
-WHOLE = re.compile(r"^(-?\d+)\.0+$")  # as a column of numbers is written where some cells are empty
 NAMED_AS_IDS = re.compile(
     r"(?i:(.*[_ .-])?(id|uuid|guid|index|idx|rownum|row|mrn|ssn)|unnamed: \d+)|.*[a-z](ID|Id)"
 )  # the whole name
@@ -423,11 +423,6 @@ def _as_word(value: Any) -> str:
 
 def _shown(words: Sequence[Any]) -> str:
     return ", ".join(map(str, words[:SHOWN])) + ", ..." * (len(words) > SHOWN)
-
-
-def plain_name(word: Any) -> str:
-    """A word without spaces around it, and a whole number as such: other files may have `7 ` and `7.0` for 7."""
-    return WHOLE.sub(r"\1", str(word).strip())
 
 
 def _names(part: ColumnTable, column: str) -> tuple[np.ndarray, bool]:

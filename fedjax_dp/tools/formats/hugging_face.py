@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors, folders
+from fedjax_dp.data.client_names import plain_name
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damage_error, readable
 from fedjax_dp.data.json_files import list_of, object_of, read_json
 from fedjax_dp.data.pictures import decode
@@ -200,7 +201,7 @@ def _ids(where: str, column: Any) -> np.ndarray:
     """Clients: integers, or text."""
     _require_whole(where, column)
     if _is_text(column):
-        return np.array([check_id(where, name) for name in column.to_pylist()], str)
+        return np.array([plain_name(check_id(where, name)) for name in column.to_pylist()], str)
     ids = _numbers_of(where, column)
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise damage_error(where, f"{column.type}"[:60], "integers or text")
@@ -236,15 +237,21 @@ def _targets(
     if all(_is_text(column) for column in columns.values()):
         for column in columns.values():
             _require_whole(where, column)
-        y, known, notes = number_labels(np.concatenate([column.to_pylist() for column in columns.values()]))
+        words = np.array([plain_name(word) for column in columns.values() for word in column.to_pylist()])
+        if empty := int((words == "").sum()):
+            raise damage_error(where, f"{empty:,} empty words", "a label of every record", "drop the records")
+        y, known, notes = number_labels(words)
         ends = np.cumsum([len(column) for column in columns.values()])[:-1]
         return dict(zip(columns, np.split(y, ends))), {"classes": len(known), "class_names": known, "notes": notes}
     numbers = each(lambda column: _numbers_of(where, column))
-    if all(y.ndim == 1 and y.dtype.kind in "iu" for y in numbers.values()):
-        most = max(int(y.max()) for y in numbers.values())
-        return numbers, {"classes": None if most else 2}
+    if task is None and all(y.ndim == 1 and np.array_equal(y, np.floor(y)) for y in numbers.values()):
+        floats = any(y.dtype.kind == "f" for y in numbers.values())
+        numbers = {name: as_task(where, y, "classes") if floats else y for name, y in numbers.items()}
+        notes = ["labels written as 1.0 are whole numbers"] * floats
+        return numbers, {"classes": None if max(int(y.max()) for y in numbers.values()) else 2, "notes": notes}
+    notes = [f"{about.name} is read as numbers: task regression; --task says another"] if task is None else []
     task = task or "regression"
-    return {name: as_task(where, y, task) for name, y in numbers.items()}, {"task": task}
+    return {name: as_task(where, y, task) for name, y in numbers.items()}, {"task": task, "notes": notes}
 
 
 def _mark_classes(where: str, column: Any, classes: int) -> np.ndarray:
@@ -306,7 +313,7 @@ def _numbers_of(where: str, column: Any) -> np.ndarray:
         shape.append(lengths[0])
         column = pc.list_flatten(column)
     if pa.types.is_boolean(column.type):
-        column = column.cast(pa.uint8())
+        column = column.cast(pa.int8())  # no bytes, which would be scaled
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise damage_error(where, f"{column.type}"[:60], "numbers, or lists of them")
     return column.to_numpy().reshape(shape)

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
+from fedjax_dp.data.client_names import plain_name
 from fedjax_dp.data.files import ARROW_EXTENSION, check_file, check_growth, check_id, damage_error, no_text, unpack
 from fedjax_dp.data.reading import COLUMNS, CSV, TABLES, TEXT, USERS, Reading
 from fedjax_dp.data.store import Dataset, UnitBound
@@ -23,12 +24,12 @@ from fedjax_dp.tools.formats.columns import (
     from_texts,
     holds_numbers,
     missing_in,
-    plain_name,
 )
 
 PACKED = (".gz", ".bz2", ".xz", ".zip")  # compressed CSV files
 ENDINGS = {"csv": (".csv", *(f".csv{packed}" for packed in PACKED)), "parquet": (".parquet",)}
 SEPARATORS = ",;\t|"
+SHOWN = 5  # files in a line
 DECIMAL_COMMA = r"[-+]?\d+(,\d+)?"  # of a column that also holds other text
 UNKNOWN = ("?", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")  # never names of columns
 VALUE = re.compile(  # a number, or a date
@@ -62,7 +63,8 @@ def _from_files(kind: str, named: str, reading: Reading) -> Dataset:
         about["texts"] = reading
     elif reading.record_shape is not None:
         about["record_shape"] = reading.record_shape
-    return from_tables(_name_of(named, paths), where, tables, columns, **about)
+    dataset = from_tables(_name_of(named, paths), where, tables, columns, **about)
+    return dataset._replace(notes=(*dataset.notes, *_note_others(named, paths)))
 
 
 from_csv, from_parquet = functools.partial(_from_files, "csv"), functools.partial(_from_files, "parquet")
@@ -105,6 +107,15 @@ def _files_of(kind: str, named: str) -> list[pathlib.Path]:
             raise errors.refuse("files", f"{path.name} twice", "different ones", "name each once")
         real_paths.add(real)
     return paths
+
+
+def _note_others(named: str, paths: list[pathlib.Path]) -> list[str]:
+    """The note on files of a named folder that are not read, which may be clients too."""
+    inside = [entry for word in named.split(",") if os.path.isdir(word) for entry in os.scandir(word)]
+    unread = (entry.name for entry in inside if pathlib.Path(entry.path) not in paths)
+    others = sorted(name for name in unread if not name.startswith("."))
+    shown = ", ".join(map(folders.printable, others[:SHOWN])) + ", ..." * (len(others) > SHOWN)
+    return [f"warning: not read in the folder: {shown}; a pattern, 'FOLDER/*', names them"] if others else []
 
 
 def _stem_of(path: pathlib.Path) -> str:
@@ -183,7 +194,7 @@ def _check_apart(paths: list[pathlib.Path], frames: list[Any], columns: Columns)
     client = columns.client
     for path, frame in zip(paths, frames):
         ids = frame[client] if client in frame.columns and len(paths) > 1 else None
-        for owner in () if ids is None else ids[~missing_in(ids, columns, str(client))].unique():
+        for owner in () if ids is None else dict.fromkeys(map(plain_name, ids[~missing_in(ids, columns, str(client))])):
             if owner in first_file:
                 got = f"{owner} in {first_file[owner].name} and {path.name}"
                 raise errors.refuse("clients", got[:120], "each in one file", "name them apart, or join the files")

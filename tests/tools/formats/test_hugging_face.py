@@ -54,6 +54,31 @@ def test_folders_of_hugging_face_that_do_not_fit(tmp_path, options, words):
     assert words in refusal(load, f"hf:{folder(tmp_path, **options)}")
 
 
+def test_truth_values_are_no_bytes(tmp_path):
+    dataset = load(f"hf:{folder(tmp_path, a=[True, False] * 2, b=[False, True] * 2)}")
+    assert (dataset.scale, dataset.x_train.max()) == (1.0, 1.0)
+
+
+def test_targets_written_as_floats_are_classes_where_all_are_whole(tmp_path):
+    whole = load(f"hf:{folder(tmp_path / 'a', y=[0.0, 1.0] * 2, label=VALUE, a=[1.0] * 4)}", label_column="y")
+    assert (whole.task, whole.classes) == ("classes", 2)
+    assert "labels written as 1.0 are whole numbers" in whole.notes
+    others = folder(tmp_path / "b", y=[0.5, 1.0] * 2, label=VALUE, a=[1.0] * 4)
+    assert "y is read as numbers: task regression; --task says another" in load(f"hf:{others}", label_column="y").notes
+    large = folder(tmp_path / "c", y=[-(2**63), 1] * 2, label=VALUE, a=[1.0] * 4)
+    assert "whole numbers for task binary" in refusal(load, f"hf:{large}", label_column="y", task="binary")
+
+
+def test_words_with_spaces_are_those_without(tmp_path):
+    columns = {"a": [1.0] * 4, "who": ["u", "u ", "v", "v"]}
+    clients = load(f"hf:{folder(tmp_path / 'a', **columns)}", client_column="who", feature_columns="a").client_ids
+    assert {*clients} == {"u", "v"}
+    words = folder(tmp_path / "b", y=["A", "A ", "B", "B"], label=VALUE, a=[1.0] * 4)
+    assert load(f"hf:{words}", label_column="y").classes == 2
+    empty = folder(tmp_path / "c", y=["A", " ", "B", "B"], label=VALUE, a=[1.0] * 4)
+    assert "a label of every record, got 1 empty" in refusal(load, f"hf:{empty}", label_column="y")
+
+
 def test_pictures_of_two_sizes_or_without_end(tmp_path, monkeypatch):
     Image = pytest.importorskip("PIL.Image")
 

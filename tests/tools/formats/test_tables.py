@@ -715,6 +715,41 @@ def test_arrays_of_texts_are_refused_with_what_reads_them(given):
     assert 'feature_columns="text", length=25) reads texts of a file' in table
 
 
+def test_a_client_in_two_files_is_refused_however_it_is_written():
+    for number, (one, other) in enumerate(
+        [("A", "A "), (7, "7"), (7.0, "7"), ("Jos\u00e9", "Jose\u0301"), ("A", b"A")]
+    ):
+        for name, who in (("a", one), ("b", other)):
+            pd.DataFrame({"f": range(4), "label": [0, 1] * 2, "who": [who] * 4}).to_parquet(f"{name}{number}.parquet")
+        told = refusal(load, f"parquet:a{number}.parquet,b{number}.parquet", client_column="who")
+        assert "clients must be each in one file" in told
+
+
+def test_files_of_a_folder_that_are_not_read_are_named():
+    folder = pathlib.Path("mixed")
+    folder.mkdir()
+    for name, mark in (("a.csv", ","), ("b.tsv", "\t")):
+        messages().assign(text=range(20)).drop(columns="user").to_csv(folder / name, sep=mark, index=False)
+    (folder / ".hidden").write_text("")
+    for named in ("csv:mixed", "csv:./mixed/"):
+        notes = load(named, label_column="mood").notes
+        assert [note for note in notes if "not read" in note] == [
+            "warning: not read in the folder: b.tsv; a pattern, 'FOLDER/*', names them"
+        ]
+    (folder / "b.tsv").unlink()
+    assert not any("not read" in note for note in load("csv:mixed", label_column="mood").notes)
+
+
+def test_a_list_of_words_with_a_byte_order_mark_keeps_its_first():
+    messages().to_csv("messages.csv", index=False)
+    options = {"label_column": "mood", "vocabulary": "words.txt", "length": 5, "drop": "user"}
+    rows = []
+    for encoding in ("utf-8", "utf-8-sig"):
+        pathlib.Path("words.txt").write_text("like\nhate\n", encoding=encoding)
+        rows.append(load("csv:messages.csv", **options).x_train.tolist())
+    assert rows[0] == rows[1]
+
+
 def test_a_bound_on_people_that_is_missing_or_leaves_a_client_nothing_says_how_to_go_on():
     messages().to_csv("messages.csv", index=False)
     people = {"label_column": "mood", "user_column": "user", "length": 5}
