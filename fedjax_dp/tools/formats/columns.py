@@ -12,7 +12,6 @@ from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import Reading
 from fedjax_dp.data.records import RecordTable, as_task, make_dataset, number_labels, split_rows
 from fedjax_dp.data.store import Dataset
-from fedjax_dp.data.targets import native
 from fedjax_dp.tools.formats.words import is_tokenizer, text_classes
 
 LABEL = "label"  # the default column of labels
@@ -433,7 +432,9 @@ def _names(part: ColumnTable, column: str) -> tuple[np.ndarray, bool]:
             remedy = "name another column, or task regression"
             raise errors.refuse(f"{part.where}column {column}", values.dtype, "whole numbers or words", remedy)
         return values.astype(np.int64), True
-    return (native(values) if values.dtype.kind in "iu" else np.array([*map(plain_name, values)])), False
+    if values.dtype.kind in "iu" and values.max(initial=0) < 2**63:  # one kind in all files: NumPy joins two as floats
+        return values.astype(np.int64), False
+    return np.array([*map(plain_name, values)]), False
 
 
 def _by_column(where: str, parts: Sequence[ColumnTable], column: str) -> tuple[np.ndarray, np.ndarray]:

@@ -725,6 +725,16 @@ def test_a_client_in_two_files_is_refused_however_it_is_written():
         assert "clients must be each in one file" in told
 
 
+def test_numbers_of_two_kinds_name_as_many_clients_and_classes():
+    wide = 2**60 + np.arange(4)
+    for name, who in (("a", wide), ("b", (wide + 4).astype(np.uint64)), ("c", 2**63 + np.arange(4, dtype=np.uint64))):
+        frame = pd.DataFrame({"f": range(8), "label": [0, 1] * 4, "who": np.repeat(who, 2)})
+        frame.astype({"label": who.dtype}).to_parquet(f"{name}.parquet")
+    for named, clients in (("a.parquet,b.parquet", 8), ("b.parquet,c.parquet", 8), ("c.parquet", 4)):
+        read = load(f"parquet:{named}", client_column="who")
+        assert (len(np.unique(read.client_ids)), read.classes, read.class_names) == (clients, 2, None)
+
+
 def test_files_of_a_folder_that_are_not_read_are_named():
     folder = pathlib.Path("mixed")
     folder.mkdir()
