@@ -108,10 +108,10 @@ def unpack(kind: str, path: pathlib.Path) -> bytes:
     size = check_file(kind, path)
     # zlib.error, lzma.LZMAError, zipfile.BadZipFile and relatives have no common base
     with readable(path, f"a {path.suffix[1:]} of a {kind} file"), open(path, "rb") as file:
-        if path.suffix not in UNPACKERS:
+        if path.suffix.lower() not in UNPACKERS:
             return file.read()
         content = bytearray()
-        for piece in UNPACKERS[path.suffix](file):
+        for piece in UNPACKERS[path.suffix.lower()](file):
             content += piece
             check_growth(path, size, len(content))
         return bytes(content)

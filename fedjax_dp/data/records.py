@@ -168,6 +168,7 @@ def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
     if task == "regression":
         with np.errstate(over="ignore"):  # infinity is refused later
             return y.reshape(len(y), -1).astype(np.float32)
+    where = where or "labels"  # of a DataFrame
     if y.ndim != (2 if task == "multi_label" else 1) or task == "sequence":
         kind = "lists of 0 and 1" if task == "multi_label" else "one number a record"
         wanted = "text" if task == "sequence" else f"{kind} for task {task}"

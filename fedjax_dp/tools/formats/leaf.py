@@ -85,7 +85,7 @@ def _files(path: pathlib.Path) -> dict[str, list[pathlib.Path]]:
 
 
 def _json(folder: pathlib.Path) -> list[pathlib.Path]:
-    return sorted([*folder.glob("*.json"), *folder.glob("*.json.gz")])
+    return sorted(file for file in folder.glob("[!.]*") if file.name.lower().endswith((".json", ".json.gz")))
 
 
 def _users(path: pathlib.Path, known: set[str]) -> Iterator[tuple[str, str, list[Any], list[Any]]]:

@@ -85,7 +85,8 @@ def _files_of(kind: str, named: str) -> list[pathlib.Path]:
     names = []
     for word in [named] if os.path.isdir(named) else named.split(","):
         if os.path.isdir(word):
-            inside = sorted(entry.path for entry in os.scandir(word) if entry.name.lower().endswith(ENDINGS[kind]))
+            entries = [entry for entry in os.scandir(word) if not entry.name.startswith(".")]  # as patterns have it
+            inside = sorted(entry.path for entry in entries if entry.name.lower().endswith(ENDINGS[kind]))
             if not inside:
                 wanted = f"a folder with files that end in {' or '.join(ENDINGS[kind][:2])}"
                 raise errors.refuse(folders.printable(word), "no table in it", wanted, "name the folder of the files")
@@ -225,7 +226,7 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
     if path.suffix.lower() == ".arff":
         remedy = f"sed '1,/^@data/Id' {path.name} > {path.stem}.csv leaves its records, which --no-header reads"
         raise damage_error(path, "an ARFF file", "a csv file", remedy)
-    packed = io.BytesIO(unpack("csv", path)) if path.suffix in PACKED else None
+    packed = io.BytesIO(unpack("csv", path)) if path.suffix.lower() in PACKED else None
     with open(path, "rb") as file:
         beginning = packed.getvalue()[:4096] if packed else file.read(4096)
 

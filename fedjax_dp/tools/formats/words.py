@@ -117,6 +117,9 @@ def _by_tokenizer(where: str, parts: Sequence[RecordTable], reading: Reading, le
 def _by_words(where: str, parts: Sequence[RecordTable], reading: Reading, length: int) -> _Rows:
     texts = [[*map(words_of, part["text"])] for part in parts]
     words, learnt = _vocabulary(where, texts[0], reading)
+    if others := [word for word in words if words_of(word) != [word]]:
+        shown = f"{len(others):,} of {len(words):,} words of the vocabulary, such as {others[0][:40]!r}"
+        parts[0].notes.append(f"warning: {shown}, are in no text: texts are read in lower case, marks apart")
     ids = of_words(words, _buckets(reading))
     return [cut_words(text, ids, length) for text in texts], ids.vocabulary, learnt
 

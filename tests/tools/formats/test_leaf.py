@@ -34,6 +34,12 @@ def test_json_that_is_none(tmp_path, text, words):
     assert words in refusal(load, f"leaf:{path}")
 
 
+def test_endings_in_capitals_are_read_and_hidden_files_are_not(tmp_path):
+    for name, user in (("a.json", "a"), ("b.JSON", "b"), ("._a.json", "c")):
+        leaf_file(tmp_path / name, {user: GOOD})
+    assert {*load(f"leaf:{tmp_path}").client_ids} == {"a", "b"}
+
+
 @pytest.mark.parametrize(
     ("changed", "words"),
     [

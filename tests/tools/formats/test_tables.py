@@ -750,6 +750,26 @@ def test_files_of_a_folder_that_are_not_read_are_named():
     assert not any("not read" in note for note in load("csv:mixed", label_column="mood").notes)
 
 
+def test_words_of_a_vocabulary_that_no_text_can_hold_are_counted():
+    messages().to_csv("messages.csv", index=False)
+    options = {"label_column": "mood", "vocabulary": "words.txt", "length": 5, "drop": "user"}
+    for words, warned in (
+        ("Like\nhate\nit's\n", "warning: 2 of 3 words of the vocabulary, such as 'Like', are in"),
+        ("like\n", ""),
+    ):
+        pathlib.Path("words.txt").write_text(words)
+        notes = [note for note in load("csv:messages.csv", **options).notes if "words of the vocabulary" in note]
+        assert [note.startswith(warned) for note in notes] == [True] * bool(warned)
+
+
+def test_a_folder_of_a_mac_has_no_other_files(hospitals):
+    folder = pathlib.Path("copied")
+    folder.mkdir()
+    (folder / "._hospital_0.csv").write_bytes(b"\0\5\x16\7\xff")
+    (folder / "HOSPITAL_0.CSV.GZ").write_bytes(gzip.compress(pathlib.Path("hospital_0.csv").read_bytes()))
+    assert {*load("csv:copied", **WORDS).client_ids} == {"HOSPITAL_0"}
+
+
 def test_a_list_of_words_with_a_byte_order_mark_keeps_its_first():
     messages().to_csv("messages.csv", index=False)
     options = {"label_column": "mood", "vocabulary": "words.txt", "length": 5, "drop": "user"}
