@@ -17,7 +17,7 @@ DEEP = ("I", "F", "I;16", "I;16B", "I;16L")  # Pillow's names of pixels that are
 def decode(where: str, cells: Iterable[Any], mode: str = "") -> np.ndarray:
     """Bytes of pictures of one size as `(records, height, width)` or `(records, height, width, channels)`.
 
-    mode  Pillow's name of the channels; by default gray if the first picture is gray, else RGB.
+    mode  Pillow's name of the channels; by default gray if all pictures are gray, else RGB.
     Raises: ConfigurationError for bytes that are no picture, and for pictures too large, of another size or pixel type.
     """
     try:
@@ -36,17 +36,17 @@ def decode(where: str, cells: Iterable[Any], mode: str = "") -> np.ndarray:
                 if picture.width * picture.height > MOST_PIXELS or picture.mode in DEEP:
                     got = f"{picture.width} x {picture.height}, {picture.mode}"
                     raise damage_error(at, got, f"bytes, at most {MOST_PIXELS:,} pixels")
-                mode = mode or ("L" if picture.mode in ("1", "L") else "RGB")
-                pixels = np.asarray(picture.convert(mode))
+                pixels = np.asarray(picture.convert(mode or ("L" if picture.mode in ("1", "L") else "RGB")))
         except errors.ConfigurationError:
             raise
         except Exception as error:  # any error of a library that reads a damaged picture
             raise damage_error(
                 at, f"no picture ({folders.reason(error)[:60]})", f"one of {', '.join(FORMATS)}"
             ) from None
-        if pictures and pixels.shape != pictures[0].shape:
-            raise damage_error(at, f"{pixels.shape}", f"{pictures[0].shape}, as the first", "resize them")
+        if pictures and pixels.shape[:2] != pictures[0].shape[:2]:
+            raise damage_error(at, f"{pixels.shape[:2]}", f"{pictures[0].shape[:2]}, as the first", "resize them")
         pictures.append(pixels)
     if not pictures:
         raise damage_error(where, "no record", "at least one")
-    return np.stack(pictures)
+    colour = any(pixels.ndim == 3 for pixels in pictures)
+    return np.stack([np.stack([p] * 3, axis=-1) if colour and p.ndim == 2 else p for p in pictures])

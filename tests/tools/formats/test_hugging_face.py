@@ -8,6 +8,7 @@ from client_files import saved
 from helpers import refusal
 
 from fedjax_dp.data import load, pictures
+from fedjax_dp.data.pictures import decode
 
 pa = pytest.importorskip("pyarrow", reason="the extra `tables` brings pyarrow")
 
@@ -77,6 +78,21 @@ def test_words_with_spaces_are_those_without(tmp_path):
     assert load(f"hf:{words}", label_column="y").classes == 2
     empty = folder(tmp_path / "c", y=["A", " ", "B", "B"], label=VALUE, a=[1.0] * 4)
     assert "a label of every record, got 1 empty" in refusal(load, f"hf:{empty}", label_column="y")
+
+
+def test_a_gray_picture_takes_the_colour_of_no_other():
+    Image = pytest.importorskip("PIL.Image")
+
+    def packed(pixels):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        return {"bytes": file.getvalue(), "path": None}
+
+    gray, colour = np.full((2, 3), 7, np.uint8), np.arange(18, dtype=np.uint8).reshape(2, 3, 3)
+    for three in ([gray, colour, colour], [colour, gray, colour]):
+        shown = np.stack([np.stack([p] * 3, axis=-1) if p.ndim == 2 else p for p in three])
+        np.testing.assert_array_equal(decode("here", (packed(p)["bytes"] for p in three)), shown)
+    assert decode("here", [packed(gray)["bytes"]] * 2).shape == (2, 2, 3)
 
 
 def test_pictures_of_two_sizes_or_without_end(tmp_path, monkeypatch):
