@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedjax_dp import errors, hooks
+from fedjax_dp.data.client_names import plain_name
 from fedjax_dp.data.files import check_keys, read_npz
 from fedjax_dp.data.names import SOURCES
 from fedjax_dp.data.reading import Reading
@@ -71,6 +72,11 @@ def dataset(
     for what, one in (of_tables | {"test": test}).items():
         if one is not None:
             raise errors.refuse(what, repr(one)[:60], "left out for arrays", "it is for a DataFrame alone")
+    columns = [[*x.columns] for x in (x_train, x_test) if hasattr(x, "columns")]
+    if columns and columns[0] != columns[-1]:
+        raise errors.refuse(
+            "x_test", "other columns, or in another order", "those of x_train", "x_test[x_train.columns]"
+        )
     several = {"y_train", "y_test"} if task == OWN else set()  # which may be pytrees
     arrays: dict[str, Any] = {
         what: as_arrays(a) if what in several else _as_array(what, a)
@@ -78,8 +84,7 @@ def dataset(
     }
     for what, ids in (("client_ids", client_ids), ("test_client_ids", test_client_ids)):
         if ids is not None:
-            ids = _as_array(what, ids)
-            arrays[what] = ids.astype(str) if _is_text(ids) else ids
+            arrays[what] = _as_array(what, ids)
     return _of_arrays(name, "", arrays, classes, task, vocabulary)
 
 
@@ -132,6 +137,9 @@ def _of_arrays(
     name: str, file: str, arrays: dict[str, Any], classes: int | None, task: str, vocabulary: Vocabulary | None
 ) -> Dataset:
     notes, class_names = list[str](), None
+    for what in ("client_ids", "test_client_ids"):
+        if what in arrays and (_is_text(arrays[what]) or arrays[what].dtype.kind == "S") and arrays[what].ndim == 1:
+            arrays = arrays | {what: np.array([*map(plain_name, arrays[what])], str)}
     if task in ("classes", "binary"):
         both = arrays["y_train"], arrays["y_test"]
         if all(_is_text(y) and y.ndim == 1 for y in both):
@@ -152,12 +160,12 @@ def _of_arrays(
 
 def _number_words(arrays: dict[str, Any]) -> tuple[dict[str, Any], np.ndarray, list[str]]:
     """Labels in words as numbers over both parts, the words in sorted order, and a note on the change."""
-    both = {what: arrays[what] for what in ("y_train", "y_test")}
+    both = {what: np.array([*map(plain_name, arrays[what])], str) for what in ("y_train", "y_test")}
     for what, words in both.items():
         if empty := int((words == "").sum()):
             got = f"{empty} empty of {len(words)}"
             raise errors.refuse(what, got, "a label of every record", "drop records without a label")
-    numbers, known, notes = number_labels(np.concatenate([words.astype(str) for words in both.values()]))
+    numbers, known, notes = number_labels(np.concatenate([*both.values()]))
     return arrays | dict(zip(both, np.split(numbers, [len(both["y_train"])]))), known, notes
 
 

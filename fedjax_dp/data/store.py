@@ -255,14 +255,23 @@ def federate(
     if test_clients is None:
         test_clients, mixed_tests = _clients_of_tests(dataset, order, sizes)
     names = clients if isinstance(clients, Mapping) else owners
+    if names is not None and len({*map(str, names)}) < len(names):
+        raise errors.refuse("names of clients", "one twice, such as 1 and '1'", "different ones", "rename one")
     if test_clients is not None:
         test_clients = native(test_clients)
         tests = len(dataset.x_test)
         wanted = f"{tests} client numbers below {len(sizes)}"
-        if test_clients.shape != (tests,) or test_clients.min() < 0 or test_clients.max() >= len(sizes):
-            raise errors.refuse("test_clients", f"shape {test_clients.shape} or numbers out of range", wanted)
+        if (
+            test_clients.dtype.kind not in "iu"
+            or test_clients.shape != (tests,)
+            or test_clients.min() < 0
+            or test_clients.max() >= len(sizes)
+        ):
+            raise errors.refuse("test_clients", f"{test_clients.dtype} {test_clients.shape}, or others", wanted)
         test_clients = test_clients.astype(np.int32)
-    public = sizes / sizes.sum() if shares is None else native(shares).astype(float)
+    public = sizes / sizes.sum() if shares is None else native(shares)
+    if public.dtype.kind not in "biuf":
+        raise errors.refuse("shares", public.dtype, "numbers that sum to 1")
     if public.shape != sizes.shape or not np.isclose(public.sum(), 1) or not (public >= 0).all():
         raise errors.refuse("shares", f"{public.shape} that sum to {public.sum():.4g}", f"{sizes.shape} that sum to 1")
     stored_arrays: dict[str, Any] = {  # NumPy here; `simulate` copies them to the devices

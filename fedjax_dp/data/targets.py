@@ -88,6 +88,8 @@ def native(numbers: Any) -> np.ndarray:
         )
         raise errors.refuse("arrays", got, "a value in every place", remedy)
     array = np.asarray(numbers)
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # no device has them
+        array = array.astype(np.float64)
     return array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
 
 

@@ -203,3 +203,24 @@ def test_a_vocabulary_that_is_none_is_refused_for_every_task():
         told = refusal(fdp.dataset, **tokens, vocabulary=wrong)
         assert told.startswith("vocabulary must be a Vocabulary, got ")
         assert "Vocabulary(size=" in told
+
+
+def test_names_in_arrays_are_those_of_tables():
+    x, y = np.arange(8.0).reshape(4, 2), np.array(["no", "no ", "yes", "yes"])
+    for ids in (["a", "a ", "b", "b"], [b"a", b"a", b"b", b"b "], ["Jos\u00e9", "Jose\u0301", "b", "b"]):
+        dataset = fdp.dataset(x, y, x, y, client_ids=ids, test_client_ids=ids)
+        assert dataset.classes == 2
+        data = fdp.federate(dataset, fdp.data.natural(dataset))
+        assert {*data.names.listed} in ({"a", "b"}, {"Jos\u00e9", "b"})
+        assert data.test_clients is not None
+
+
+def test_tables_with_columns_in_another_order_are_no_arrays_alike():
+    x, y = pd.DataFrame({"a": [1.0, 2], "b": [3.0, 4]}), [0, 1]
+    assert "x_test[x_train.columns]" in refusal(fdp.dataset, x, y, x[["b", "a"]], y)
+    assert fdp.dataset(x, y, x, y).x_test[0].tolist() == [1.0, 3.0]
+
+
+def test_numbers_that_no_device_has_become_some_that_it_has():
+    x = np.arange(8, dtype=np.longdouble).reshape(4, 2)
+    assert fdp.dataset(x, [0, 1] * 2, x, [0, 1] * 2).x_train.dtype == np.float64

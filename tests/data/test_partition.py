@@ -303,6 +303,13 @@ def test_masked_entries_place_no_record():
         assert "1 masked entries" in refusal(data.federate, toy(), [range(15), range(15, 30)], **options)
 
 
+def test_clients_of_tests_shares_and_names_are_refused_rather_than_rounded():
+    clients, toys = [range(15), range(15, 30)], toy()
+    assert "client numbers" in refusal(data.federate, toys, clients, test_clients=np.full(10, 0.7))
+    assert "numbers that sum to 1" in refusal(data.federate, toys, clients, shares=["a", "b"])
+    assert "different ones" in refusal(data.federate, toys, {1: clients[0], "1": clients[1]})
+
+
 # Summaries
 
 
