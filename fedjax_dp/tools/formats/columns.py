@@ -439,7 +439,7 @@ def _names(part: ColumnTable, column: str) -> tuple[np.ndarray, bool]:
 
 def _by_column(where: str, parts: Sequence[ColumnTable], column: str) -> tuple[np.ndarray, np.ndarray]:
     """The rows for training and for testing, by the split column."""
-    each = [part.frame[column].to_numpy().astype(str) for part in parts]
+    each = [np.array([*map(plain_name, part.frame[column])]) for part in parts]
     for part, words in zip(parts, each):
         if other := sorted(set(words) - {"train", "test"}):
             raise errors.refuse(f"{part.where}column {column}", repr(other[0][:40]), "train or test in every row")

@@ -725,6 +725,12 @@ def test_a_client_in_two_files_is_refused_however_it_is_written():
         assert "clients must be each in one file" in told
 
 
+def test_spaces_behind_train_and_test_say_nothing():
+    frame = messages().assign(text=range(20), split=["train", "train ", "test", " test"] * 5).drop(columns="user")
+    frame.to_csv("split.csv", index=False)
+    assert len(load("csv:split.csv", label_column="mood").x_test) == 10
+
+
 def test_numbers_of_two_kinds_name_as_many_clients_and_classes():
     wide = 2**60 + np.arange(4)
     for name, who in (("a", wide), ("b", (wide + 4).astype(np.uint64)), ("c", 2**63 + np.arange(4, dtype=np.uint64))):
