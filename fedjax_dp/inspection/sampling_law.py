@@ -27,7 +27,7 @@ from fedjax_dp.inspection.verdict import (
     require_usual,
 )
 
-POSITIONS = 40  # members whose pairs are compared
+RUNS, RUN = 48, 8  # runs of neighbouring members, evenly spread, whose pairs are compared
 LEAST = 100  # draws, and pairs in them, from which all pairs are compared at once
 LAGS = 6  # the largest distance at which draws are compared; all pairs of draws are compared together too
 
@@ -90,13 +90,12 @@ def examine_sampling(name: str, counts: np.ndarray, law: Sampling) -> None:
     _require_chance(f"{name}: how often each is drawn", draws, trials, each, missed)
     if isinstance(law, WithReplacement):
         _require_chance(f"{name}: how often each is drawn at all", (rows > 0).sum(0), total, law.rate)
-    some = np.unique(np.linspace(0, members - 1, min(members, POSITIONS)).astype(int))
-    if not isinstance(law, WithReplacement) and some.size > 1 and 0 < rate < 1:
-        together = (rows[:, some].T @ rows[:, some])[np.triu_indices(some.size, 1)]
+    if not isinstance(law, WithReplacement) and members > 1 and 0 < rate < 1:
+        compared = _some_members(rows)
         if both is None:
             both = rate**2 if isinstance(law, Poisson) else sized * (sized - 1) / (members * (members - 1))
-        _require_chance(f"{name}: how often each pair is drawn together", together, total, both)
-        _require_even_pairs(name, rows[:, some].astype(float), both)
+        _require_chance(f"{name}: how often each pair is drawn together", _pairs(compared), total, both)
+        _require_even_pairs(name, compared, both)
     if not isinstance(law, Shuffled):
         require_independent_draws(name, counts)
     if isinstance(law, Shuffled) and len(set(law.sizes)) > 1:  # batches differ in size
@@ -126,10 +125,9 @@ def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | B
         pairs, both = (passes[:, 0] * passes[:, 1]).sum(), law.rate * (chosen - 1) / (of - 1)
         _require_chance(f"{name}: how often each is in the first two", pairs, total * members, both)
     if members > 1 and chosen < of:
-        rows = passes[:, 0, :POSITIONS]
-        together = (rows.T @ rows)[np.triu_indices(rows.shape[1], 1)]
-        _require_chance(f"{name}: how often each pair is in a first draw", together, total, law.rate**2)
-        _require_even_pairs(name, rows.astype(float), law.rate**2)
+        rows = _some_members(passes[:, 0])
+        _require_chance(f"{name}: how often each pair is in a first draw", _pairs(rows), total, law.rate**2)
+        _require_even_pairs(name, rows, law.rate**2)
     flat = whole.reshape(len(counts), -1, of * members)
     if law.keeps_draw:
         require_so(np.all(flat == flat[:, :1]), f"{name}: draws of later passes", "others", "those of the first")
@@ -137,6 +135,18 @@ def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | B
         require_independent(f"{name}: passes", flat[:, :-1], flat[:, 1:])
     if chosen < of:
         require_independent(f"{name}: runs", flat[:-1, 0], flat[1:, 0])
+
+
+def _some_members(rows: np.ndarray) -> np.ndarray:
+    """The columns of members whose pairs are compared: all, or some with those beside them and those far away."""
+    members = rows.shape[1]
+    some = (np.arange(RUNS)[:, None] * members // RUNS + np.arange(RUN)) % members
+    return rows[:, np.unique(some)].astype(float)
+
+
+def _pairs(rows: np.ndarray) -> np.ndarray:
+    """How often each pair of members is drawn together."""
+    return (rows.T @ rows)[np.triu_indices(rows.shape[1], 1)]
 
 
 def _require_even_pairs(name: str, rows: np.ndarray, both: float) -> None:

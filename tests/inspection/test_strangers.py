@@ -1,5 +1,6 @@
 """Parts that users write: none gets an epsilon below the truth, and those that are right get theirs."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -20,6 +21,7 @@ from fedjax_dp.accounting import Adjacency, WithoutReplacement
 from fedjax_dp.accounting.gaussian import gaussian_epsilon
 from fedjax_dp.algorithms import CATALOGUE
 from fedjax_dp.inspection import flow
+from fedjax_dp.inspection.sampling_law import examine_sampling
 from fedjax_dp.inspection.trials import draw_cohorts
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.aggregation import equally
@@ -216,6 +218,19 @@ def test_cohorts_by_strata_are_counted_client_by_client():
     assert "how often each is drawn" in refused(replace(CLIENT, cohort=StrataTold(**vars(uneven))), data)
     even = StrataTold(sizes=(10, 10, 10), each=2)  # whose clients are drawn equally often, though not equally together
     assert "measured some groups more often than others" in refused(replace(CLIENT, cohort=even), data)
+
+
+@pytest.mark.parametrize("members", [100, 1000])
+def test_members_that_are_drawn_with_one_other_are_not_drawn_apart(members):
+    """Such as a record and its mirrored copy, beside it or after all the others: no member is drawn too often."""
+    rng, half = np.random.default_rng(0), members // 2
+    pairs = np.argsort(rng.random((400, half)))[:, :5, None]
+    drawn = {"beside": 2 * pairs + [0, 1], "behind": pairs + [0, half], "honest": np.argsort(rng.random((400, members)))}
+    for name, ids in drawn.items():
+        counts = np.zeros((400, members), int)
+        np.put_along_axis(counts, ids.reshape(400, -1)[:, :10], 1, axis=1)
+        with contextlib.nullcontext() if name == "honest" else pytest.raises(AssertionError, match="each pair"):
+            examine_sampling("cohorts", counts.reshape(40, 10, members), WithoutReplacement(10, members))
 
 
 def up(at):
