@@ -225,7 +225,11 @@ def test_members_that_are_drawn_with_one_other_are_not_drawn_apart(members):
     """Such as a record and its mirrored copy, beside it or after all the others: no member is drawn too often."""
     rng, half = np.random.default_rng(0), members // 2
     pairs = np.argsort(rng.random((400, half)))[:, :5, None]
-    drawn = {"beside": 2 * pairs + [0, 1], "behind": pairs + [0, half], "honest": np.argsort(rng.random((400, members)))}
+    drawn = {
+        "beside": np.concatenate([2 * pairs, 2 * pairs + 1], 2),
+        "behind": np.concatenate([pairs, pairs + half], 2),
+        "honest": np.argsort(rng.random((400, members))),
+    }
     for name, ids in drawn.items():
         counts = np.zeros((400, members), int)
         np.put_along_axis(counts, ids.reshape(400, -1)[:, :10], 1, axis=1)
