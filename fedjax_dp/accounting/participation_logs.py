@@ -28,7 +28,7 @@ def _read_csv(path: str | os.PathLike[str]) -> list[tuple[int, list[str]]]:
     if file.is_dir():
         raise errors.refuse(what, f"{file}, which is a folder", "a CSV file", remedy)
     try:
-        with file.open(newline="", encoding="utf-8") as lines:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
             header, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines)] or [[]]
     except FileNotFoundError:
         raise errors.refuse(

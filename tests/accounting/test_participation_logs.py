@@ -52,7 +52,8 @@ def test_the_very_pattern_moves_no_more_than_the_worst_of_its_kind():
 
 
 def test_a_log_is_read_from_a_file(tmp_path):
-    (tmp_path / "log.csv").write_text("round,client\n2,0\n0,0\n0, 3\n")
+    text = "round,client\n2,0\n0,0\n0, 3\n"
+    (tmp_path / "log.csv").write_text(text, encoding="utf-8-sig")  # as spreadsheets write it, with a mark in front
     log = ParticipationLog.read(tmp_path / "log.csv")
     assert (log.num_rounds, log.num_clients, log.counts.tolist()) == (3, 4, [2, 0, 0, 1])
     assert log.patterns == [(0, 2), (), (), (0,)]

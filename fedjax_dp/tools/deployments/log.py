@@ -162,7 +162,7 @@ class _Reader:
         self._counted = [place for place in others if self.columns[place] not in SHOWN]
 
     def _open(self) -> io.TextIOWrapper:
-        return open(self.path, encoding="utf-8", newline="")
+        return open(self.path, encoding="utf-8-sig", newline="")
 
     def __iter__(self) -> Iterator[Row]:
         place = self.columns.index("round")
