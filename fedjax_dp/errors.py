@@ -7,6 +7,7 @@ import math
 import numbers
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -144,6 +145,8 @@ def require_in_unit_interval(what: str, value: Any, remedy: str = "") -> None:
 def require_delta(value: Any) -> None:
     """The delta of a guarantee: strictly between 0 and 1."""
     require_in_unit_interval("delta", value, "take one well below 1 / records, such as 1e-5")
+    if value < sys.float_info.min:
+        raise refuse("delta", value, f"at least {sys.float_info.min:.3g}, as smaller numbers have fewer digits")
 
 
 def is_integer(value: Any) -> bool:

@@ -158,6 +158,8 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     cost = cost_of(event, chosen)
     epsilon = float(cost.epsilon(delta))
     if chosen is ATTAINED and isinstance(cost, pld.Losses):
+        if math.isfinite(epsilon):  # below the curve by all mass that was moved to infinity, or is a rounding error
+            epsilon = cost.epsilon(delta + 2 * max(loss.infinite_mass for loss in cost.directions))
         return epsilon * (1 - _rounded_up(event))
     if chosen is ACCOUNTANTS["pld"] and (delta < RESOLVED or math.isinf(epsilon)):
         with contextlib.suppress(NotCoveredError):

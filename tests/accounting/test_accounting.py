@@ -18,7 +18,7 @@ from helpers import SPECS, refusal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from noisy_sums import ADD_REMOVE, REPLACE_ONE, fixed_size, poisson, unsampled
-from scipy import stats
+from scipy import optimize, stats
 
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import GaussianSteps, RandomParticipation, epsilon_of, events, noise_multiplier_for, pld, rdp
@@ -754,6 +754,25 @@ def test_what_is_attained_is_below_what_finer_grids_say(event, monkeypatch):
     finer = accounting.cost_of(event, accounting.ATTAINED).epsilon(1e-5)
     allocation._of_block.cache_clear()
     assert finer * (1 - 5e-3) <= lower <= finer
+
+
+def test_what_is_attained_is_below_the_exact_epsilon_where_delta_is_near_the_mass_at_infinity():
+    """One step of Poisson sampling, whose hockey-stick curve is two tails of the normal law."""
+    rate, noise, delta = 0.01, 0.5, 1e-18
+    above = stats.norm.sf
+
+    def curve(epsilon):  # P = (1 - q) N(0) + q N(1 / z) above e^epsilon times Q = N(0)
+        at = noise * math.log((math.exp(epsilon) - 1 + rate) / rate) + 1 / (2 * noise)
+        return rate * above(at - 1 / noise) - (math.exp(epsilon) - 1 + rate) * above(at)
+
+    exact = optimize.brentq(lambda epsilon: curve(epsilon) / delta - 1, 5, 30, xtol=1e-6)
+    lower, upper = (epsilon_of(poisson(noise, rate, 1), delta, one) for one in (accounting.ATTAINED, "pld"))
+    assert 0.98 * exact < lower < exact < upper
+
+
+def test_a_delta_that_has_lost_digits_is_refused():
+    with pytest.raises(errors.ConfigurationError, match=r"at least 2\.23e-308"):
+        epsilon_of(poisson(1.0, 1.0, 1), 1e-320)
 
 
 def test_a_row_says_where_its_number_may_be_another_accountants():
