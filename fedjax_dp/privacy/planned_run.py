@@ -15,7 +15,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.views import helpers_of
 from fedjax_dp.data.store import FederatedData, UnitBound
-from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models import Model, task_of, usual_model
 from fedjax_dp.parts.aggregation import needs_individual_updates
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
@@ -32,7 +32,8 @@ from fedjax_dp.pytrees import field_of
 from fedjax_dp.rounds.algorithm import Algorithm, mechanism_of, with_noise
 from fedjax_dp.rounds.clients import draw_cohorts
 from fedjax_dp.rounds.simulation import check, run_key
-from fedjax_dp.tasks.measures import private_records
+from fedjax_dp.tasks import measures_of_task
+from fedjax_dp.tasks.measures import private_records, target_of
 
 T = TypeVar("T")
 INITIALIZATION, COHORTS = "initialization", "cohorts"
@@ -253,6 +254,8 @@ def plan_run(
     )
     _check_unit(planned)
     _check_log(planned)
+    if terms.stop is not None:
+        target_of(terms.stop, measures_of_task(task_of(planned.model, data)), "stop")  # refuses what is none
     return planned
 
 

@@ -84,7 +84,7 @@ class PrivacyTerms:
                 errors.require_count(name, errors.require_given(name, getattr(self, name), f"it belongs to {other}"))
 
     def by_number(self, num_clients: int, names: ClientNames | None) -> Self:
-        """The same terms, where budgets that a text or names state are a list in the order of the clients.
+        """The same terms, where budgets that a text or names state are a number or a list in the order of the clients.
 
         Raises: ConfigurationError for a name that no client has, and unless every client has one positive budget.
         """
@@ -123,6 +123,8 @@ class PrivacyTerms:
             budgets = np.asarray(self.any_budget, float)
         except (TypeError, ValueError):
             raise errors.refuse(name, validation.describe(self.any_budget), "one number, or one per client") from None
+        if np.asarray(self.any_budget).dtype == bool:
+            raise errors.refuse(name, validation.describe(self.any_budget), "one number, or one per client")
         if budgets.ndim > 1 or (budgets.ndim == 1 and budgets.shape[0] != num_clients):
             raise errors.refuse(
                 name, f"{' x '.join(map(str, budgets.shape))} budgets", f"one budget or {num_clients}, one per client"
@@ -159,10 +161,12 @@ def _parse_budgets(what: str, written: Any) -> list[tuple[str, float]]:
     return pairs
 
 
-def _budgets_in_order(written: str | Mapping[str, float], num_clients: int, names: ClientNames | None) -> list[float]:
+def _budgets_in_order(
+    written: str | Mapping[str, float], num_clients: int, names: ClientNames | None
+) -> float | list[float]:
     pairs = _parse_budgets("epsilon", written)
     if not pairs[0][0]:
-        return [budget for _, budget in pairs]
+        return [budget for _, budget in pairs] if len(pairs) > 1 else pairs[0][1]
     budgets: dict[int | str, float] = {}
     for name, budget in pairs:
         client = name if name == OTHERS else number_of("a client of epsilon", names, num_clients, name)

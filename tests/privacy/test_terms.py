@@ -186,6 +186,7 @@ HOSPITALS = ClientNames(["north", "St. Mary, Boston", "south"])
     ("epsilon", "budgets"),
     [
         ("1,2,3.5", [1, 2, 3.5]),
+        ("2.0", [2, 2, 2]),
         ("south=3, north=1,St. Mary, Boston=2", [1, 2, 3]),
         ({"north": 1, "*": 4}, [1, 4, 4]),
         ("0=1,1=2,2=3", [1, 2, 3]),
@@ -204,11 +205,24 @@ def test_budgets_go_by_the_order_of_clients_or_by_their_names(epsilon, budgets):
         ("north=1,north=2,*=3", "epsilon of north must be one, got two budgets"),
         ("1,-2,3", "epsilon must be positive and finite, got -2"),
         ("north=1,nan", "epsilon must be a number, one for each client, or one for each by name"),
+        (True, "epsilon must be one number, or one per client, got True"),
         ({"north": "much"}, "epsilon must be a number, one for each client, or one for each by name"),
     ],
 )
 def test_budgets_that_are_not_one_for_each_client_are_refused_in_one_line(epsilon, line):
-    assert line in refusal(lambda: PrivacyTerms(epsilon=epsilon).by_number(3, HOSPITALS))
+    assert line in refusal(lambda: PrivacyTerms(epsilon=epsilon).by_number(3, HOSPITALS).budgets(3))
+
+
+@pytest.mark.parametrize("stop", ["accuracy", "accuracy=nan", "perplexity=1"])
+def test_a_guarantee_refuses_the_stops_that_a_run_refuses(stop):
+    algorithm = fdp.dpnfl(
+        cohort_size=2, batch_size=4, local_steps=1, learning_rate=0.1, clip_norm=1, noise_multiplier=2
+    )
+    lines = [
+        refusal(lambda: made(algorithm, ragged_data((20, 30, 40)), rounds=2, delta=1e-3, stop=stop))
+        for made in (fdp.guarantee, fdp.run)
+    ]
+    assert lines[0] == lines[1]
 
 
 def test_budgets_by_name_are_those_in_order():
