@@ -218,11 +218,8 @@ def test_a_guarantee_refuses_the_stops_that_a_run_refuses(stop):
     algorithm = fdp.dpnfl(
         cohort_size=2, batch_size=4, local_steps=1, learning_rate=0.1, clip_norm=1, noise_multiplier=2
     )
-    lines = [
-        refusal(lambda: made(algorithm, ragged_data((20, 30, 40)), rounds=2, delta=1e-3, stop=stop))
-        for made in (fdp.guarantee, fdp.run)
-    ]
-    assert lines[0] == lines[1]
+    data, words = ragged_data((20, 30, 40)), {"rounds": 2, "delta": 1e-3, "stop": stop}
+    assert refusal(fdp.guarantee, algorithm, data, **words) == refusal(fdp.run, algorithm, data, **words)
 
 
 def test_budgets_by_name_are_those_in_order():
