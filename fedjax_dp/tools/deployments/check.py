@@ -150,6 +150,9 @@ def check(
     Raises: ConfigurationError for missing facts (all at once), for facts that no proved number depends on, and for an
             impossible log.
     """
+    if not isinstance(deployment, Deployment):
+        got, remedy = type(deployment).__name__, "of a file: fedjax-dp check FILE.toml"
+        raise errors.refuse("deployment", f"a value of type {got}", "an fdp.Deployment", remedy)
     if delta is not None:
         deployment = dataclasses.replace(deployment, delta=delta)
     templates.require_version(deployment.source)
