@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import pathlib
 import re
 import textwrap
 import warnings
@@ -22,7 +23,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.tools.figures import styles
 from fedjax_dp.tools.figures.elements import BELOW, LEGEND, label, legend_beside
 from fedjax_dp.tools.figures.styles import SMALL
@@ -237,8 +238,9 @@ def save(figure: Any, path: str | os.PathLike[str] | None, dpi: int = DPI) -> Fi
     """Save a figure to the path, if there is one, as PNG, PDF or SVG by its suffix; return the figure."""
     if path is not None:
         suffix = errors.require_picture("picture", path)
-        with matplotlib.rc_context({"svg.hashsalt": "fedjax-dp"}):
-            figure.savefig(path, dpi=dpi, metadata={DATES[suffix]: None} if suffix in DATES else None)
+        undated = {DATES[suffix]: None} if suffix in DATES else None
+        with matplotlib.rc_context({"svg.hashsalt": "fedjax-dp"}), folders.draft_file(pathlib.Path(path)) as draft:
+            figure.savefig(draft, format=suffix[1:], dpi=dpi, metadata=undated)
     return figure
 
 

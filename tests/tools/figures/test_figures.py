@@ -6,6 +6,7 @@ import itertools
 import math
 import pathlib
 import re
+import resource
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -433,3 +434,19 @@ def test_numbers_that_begin_at_zero_have_room_above_the_largest():
         assert low == 0
         assert high >= 1.04 * max(numbers)
         assert panel.get_xlim() == pytest.approx((0.95, 2.05))
+
+
+@pytest.mark.parametrize("ending", ["png", "pdf", "svg"])
+def test_a_picture_that_cannot_be_written_leaves_the_one_before(tmp_path, ending):
+    path, figure = tmp_path / f"a.{ending}", canvas.new((2, 2))
+    canvas.save(figure, path)
+    before = path.read_bytes()
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, most[1]))  # files cannot grow beyond
+    try:
+        with pytest.raises(OSError, match="too large"):
+            canvas.save(figure, path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
