@@ -21,13 +21,14 @@ from fedjax_dp.rounds.state import ServerState
 
 KEPT = 2
 TABLES = "tables"
+CHECKPOINTS = "checkpoints"  # in the folder of a run
 
 
 class Checkpoints:
     """The last checkpoints of a run folder. Orbax writes beside and renames, so a killed run leaves whole ones only."""
 
     def __init__(self, folder: pathlib.Path):
-        where = folder / "checkpoints"
+        where = folder / CHECKPOINTS
         if where.exists() and not where.is_dir():  # orbax would wait for it, or fail in a thread
             raise errors.refuse(str(where), "a file", "a folder", "remove it")
         import orbax.checkpoint as orbax  # slow to import, and only needed by runs with a folder
@@ -68,18 +69,13 @@ class Checkpoints:
         template: Any = jax.tree.map(self._orbax.utils.to_shape_dtype_struct, _light(like))
         parts = {STATE: restore(template)} | ({TABLES: restore()} if tables else {})
         try:
-            saved = self._manager.restore(step, args=self._orbax.args.Composite(**parts))
+            with _without_strays():
+                saved = self._manager.restore(step, args=self._orbax.args.Composite(**parts))
             held, others = saved[TABLES] if tables else [], jax.tree.leaves(saved[STATE])
             if len(others) != len(jax.tree.leaves(_light(like))):
                 raise ValueError("client state is stored elsewhere")
-        except (ValueError, KeyError, OSError) as error:
-            reason = str(error).splitlines()[0][:120]
-            raise errors.refuse(
-                f"checkpoint of round {step}",
-                "one of another shape or a damaged one",
-                "written by this version and configuration",
-                f"start again in a new folder ({reason})",
-            ) from None
+        except Exception as error:  # of orbax and tensorstore, without a common base
+            raise _unreadable(step, error) from None
         rows, rest = iter(held), iter(others)
         state = jax.tree.map(lambda a: a.with_rows(next(rows)) if isinstance(a, HostTable) else next(rest), like)
         if int(state.round) != step:
@@ -89,8 +85,15 @@ class Checkpoints:
 
     def params(self) -> tuple[int, Any]:
         """Round and final model's parameters of the newest checkpoint, as NumPy arrays; nothing else is read."""
-        step = self._newest()
-        return step, arrays_of(arrays_at(pathlib.Path(self._manager.directory) / str(step)))
+        while True:
+            step = self._newest()
+            try:
+                with _without_strays():
+                    return step, arrays_of(arrays_at(pathlib.Path(self._manager.directory) / str(step)))
+            except Exception as error:  # of orbax and tensorstore, without a common base
+                self._manager.reload()
+                if self.latest() == step:  # else the run goes on meanwhile, and has removed it
+                    raise _unreadable(step, error) from None
 
     def _newest(self) -> int:
         step = self.latest()
@@ -104,15 +107,26 @@ class Checkpoints:
         self._manager.close()
 
 
+def _unreadable(step: int, error: Exception) -> errors.ConfigurationError:
+    reason = (" ".join(str(error).split()) or type(error).__name__)[:120]
+    return errors.refuse(
+        f"checkpoint of round {step}",
+        "one of another shape or a damaged one",
+        "written by this version and configuration",
+        f"start again in a new folder ({reason})",
+    )
+
+
 @contextlib.contextmanager
 def _without_strays() -> Iterator[None]:
-    """After a failed write, other pending writes report to an event loop that orbax has already closed, and each would
-    print a traceback. The first error is raised and is enough. After a failure the silence remains."""
+    """After a failure, other pending reads or writes report to an event loop that orbax has already closed, and each
+    would print a traceback. The first error is raised and is enough. After a failure the silence remains."""
     log, before = logging.getLogger("asyncio"), sys.unraisablehook
     level = log.level
 
     def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
+        code = getattr(unraisable.object, "cr_code", None)
+        if str(unraisable.exc_value) != "Event loop is closed" and "orbax" not in getattr(code, "co_filename", ""):
             before(unraisable)
 
     log.setLevel(logging.CRITICAL)

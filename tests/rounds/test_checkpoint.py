@@ -17,6 +17,7 @@ import pytest
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
+from fedjax_dp.models import starts
 from fedjax_dp.rounds import simulation
 from fedjax_dp.rounds.checkpoint import STATE, Checkpoints
 
@@ -42,6 +43,32 @@ def state_of(entry):
 @pytest.fixture
 def state():
     return state_of("fedavg")
+
+
+def test_parameters_of_a_damaged_checkpoint_are_refused_in_one_line(state, tmp_path):
+    store = Checkpoints(tmp_path)
+    store.save(state._replace(round=np.int32(3)))
+    shutil.rmtree(tmp_path / "checkpoints/3" / STATE / "d")
+    with pytest.raises(errors.ConfigurationError, match="checkpoint of round 3 must be written") as found:
+        store.params()
+    assert len(str(found.value).splitlines()) == 1
+    store.close()
+
+
+def test_parameters_are_read_while_the_run_goes_on_and_removes_their_checkpoint(state, tmp_path, monkeypatch):
+    reader, writer, rounds = Checkpoints(tmp_path), Checkpoints(tmp_path), iter((5, 6, 7))
+    writer.save(state._replace(round=np.int32(4)))
+    reader._manager.reload()
+
+    def read(path):
+        for round_index in rounds:
+            writer.save(state._replace(round=np.int32(round_index)))
+        return starts.arrays_of(path)
+
+    monkeypatch.setattr("fedjax_dp.rounds.checkpoint.arrays_of", read)
+    assert reader.params()[0] == 7
+    reader.close()
+    writer.close()
 
 
 @pytest.mark.parametrize("entry", ["fedavg", "scaffold"])
