@@ -5,6 +5,7 @@ import errno
 import json
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from fedjax_dp.data.disk import STORE_FOLDER
 from fedjax_dp.experiments.run_folder import RUN_FOLDER
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.sweeps import table
+from fedjax_dp.sweeps.folder import open_points
 from fedjax_dp.sweeps.records import SWEEP_FOLDER
 from fedjax_dp.tools import cli
 from fedjax_dp.tools.papers.reproductions.reproduce import REPRODUCTION_FOLDER, reproduce
@@ -120,6 +122,20 @@ def test_a_sweep_goes_on_where_the_disk_was_full(monkeypatch, capsys):
         assert cli.main(["sweep", "s.toml", "--out", "q"]) == 3
     assert "q could not be written: no space left on device; make room; the same command" in capsys.readouterr().err
     assert "q holds 2 of 2 points" in command_output(capsys, "sweep", "s.toml", "--out", "q").err
+
+
+def test_a_point_on_a_full_disk_names_the_folder_and_leaves_the_points_before(tmp_path):
+    with folders.lock_folder("out", tmp_path) as lock:
+        keep = open_points(tmp_path, lock)
+        keep({"point": "a"}, None)
+        most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (25, most[1]))  # files cannot grow beyond
+        try:
+            with pytest.raises(errors.StorageError, match="file too large; make room; the same command continues"):
+                keep({"point": "b"}, None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert (tmp_path / "points.jsonl").read_text().startswith('{"point": "a"}\n')
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, 
     """Write parameters and their ledger, in a .safetensors file also a description of them.
 
     new     whether an existing file is refused;
-    Raises: ConfigurationError for another ending or a missing folder; errors.StorageError if the disk is full.
+    Raises: ConfigurationError for another ending or a missing folder; OSError if the disk is full.
     """
     if path.suffix not in ENDINGS:
         raise errors.refuse("file of parameters", path, f"one that ends in {' or '.join(ENDINGS)}")
@@ -28,7 +28,7 @@ def write(path: pathlib.Path, params: Any, ledger: str, described: Mapping[str, 
     if not path.parent.is_dir():
         raise errors.refuse("file of parameters", path, "in an existing folder", "make it first")
     taking = folders.claim_file("file of parameters", path) if new else contextlib.nullcontext()
-    with folders.storage_errors(path), taking, folders.draft_file(path) as draft:
+    with taking, folders.draft_file(path) as draft:
         if path.suffix == ".npz":
             arrays: Any = named | {ARRAY: np.frombuffer(ledger.encode(), np.uint8)}
             with draft.open("wb") as file:

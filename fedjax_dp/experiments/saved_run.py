@@ -4,6 +4,7 @@ import functools
 import json
 import os
 import pathlib
+import shutil
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,7 @@ from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, Origin, Start, 
 from fedjax_dp.models.origins import values_digest
 from fedjax_dp.models.starts import ADAPTER
 from fedjax_dp.rounds import metrics
-from fedjax_dp.rounds.checkpoint import Checkpoints
+from fedjax_dp.rounds.checkpoint import CHECKPOINTS, Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tasks.measures import TEST, Measures, measures_of
 
@@ -150,7 +151,8 @@ class SavedRun:
             return path
         params = self.whole if merged else self.params
         ledger = phases.ledger_of_parameters(self._ledger, parameters.by_name(params), self.round)
-        parameters.write(path, params, ledger, described, new=True)
+        with folders.storage_errors(path, "make room, or write elsewhere"):
+            parameters.write(path, params, ledger, described, new=True)
         return path
 
     def _export_for_peft(self, path: pathlib.Path, merged: bool, described: Mapping[str, str]) -> None:
@@ -175,11 +177,16 @@ class SavedRun:
         if path.exists() or not path.parent.is_dir():
             wanted = "a new folder in an existing one"
             raise errors.refuse("folder to export to", str(path), wanted, "give another name, or remove it")
-        with folders.storage_errors(path):
-            path.mkdir()
-            parameters.write(path / name, tensors, ledger, {**described, "format": "pt"}, new=True)
-            for file, content in files.items():
-                (path / file).write_bytes(content)
+        with folders.storage_errors(path, "make room, or write elsewhere"):
+            path.mkdir()  # by one process
+            try:
+                for file, content in files.items():
+                    (path / file).write_bytes(content)
+                # last, so that what is killed before cannot be loaded
+                parameters.write(path / name, tensors, ledger, {**described, "format": "pt"}, new=True)
+            except BaseException:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
 
     def _card(self) -> Card:
         rounds = self._manifest["config"]["rounds"]
@@ -210,7 +217,7 @@ class SavedRun:
 
     @functools.cached_property
     def _checkpoint(self) -> tuple[int, Any]:
-        if not (self.folder / "checkpoints").is_dir():  # looking for checkpoints would create it
+        if not (self.folder / CHECKPOINTS).is_dir():  # looking for checkpoints would create it
             raise errors.refuse("checkpoint", "none", f"present in {self.folder}", "resume goes on with the run")
         checkpoints = Checkpoints(self.folder)
         try:

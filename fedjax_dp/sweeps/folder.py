@@ -91,23 +91,22 @@ def _storage_errors(folder: pathlib.Path) -> contextlib.AbstractContextManager[N
     return folders.storage_errors(folder, "make room; the same command continues with the points that are missing")
 
 
-@contextlib.contextmanager
-def open_points(folder: pathlib.Path, held: folders.FolderLock) -> Iterator[Keep]:
-    """Yields a function that adds a finished point and its parameters; both are on disk when the function returns."""
-    with (folder / POINTS).open("a") as lines:
+def open_points(folder: pathlib.Path, held: folders.FolderLock) -> Keep:
+    """A function that adds a finished point and its parameters; both are on disk when it returns."""
 
-        def keep(record: Record, trained: Trained | None) -> None:
-            held.require_own()
-            with _storage_errors(folder):
-                if trained is not None:
-                    (folder / PARAMS).mkdir(exist_ok=True)
-                    words = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
-                    parameters.write(params_of(folder, record), trained.params, trained.ledger, words)
+    def keep(record: Record, trained: Trained | None) -> None:
+        held.require_own()
+        with _storage_errors(folder):
+            if trained is not None:
+                (folder / PARAMS).mkdir(exist_ok=True)
+                words = {"values": json.dumps(record["values"]), "privacy": record["guarantee"]["statement"]}
+                parameters.write(params_of(folder, record), trained.params, trained.ledger, words)
+            with (folder / POINTS).open("a") as lines:  # closed here: what a full disk did not take is tried once more
                 lines.write(_line(record))
                 lines.flush()
                 os.fsync(lines.fileno())
 
-        yield keep
+    return keep
 
 
 def params_of(folder: pathlib.Path, record: Record) -> pathlib.Path:

@@ -436,8 +436,7 @@ def _run_in_folder(
             stopped = sum(record["status"] == "stopped" for record in held)
             rungs = f", {stopped:,} of them up to a rung" if stopped else ""
             screen.say(f"{out} holds {len(_finished_ids(held)):,} of {own['points']:,} points{rungs}")
-        with folders.open_points(out, lock) as keep:
-            run(everything, held, keep, own["device"]["count"])
+        run(everything, held, folders.open_points(out, lock), own["device"]["count"])
         if everything and price is not None:
             lock.require_own()
             folders.finish(out, price("grown" in own))

@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import resource
 
 import numpy as np
 import pandas as pd
@@ -126,6 +127,13 @@ def test_a_run_tunes_a_model_and_its_adapter_goes_on(base, tmp_path, monkeypatch
     first = fdp.open_run("first")
     begins = next(line for line in first.guarantee.assumptions if line.startswith("training begins with base (sha256"))
     assert "trained on text that is treated as public" in begins
+    most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, most[1]))  # of the weights, which are the largest file
+    try:
+        assert cli.main(["export", "--format", "peft", "first", "adapter"]) == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert not (tmp_path / "adapter").exists()
     assert cli.main(["export", "--format", "peft", "first", "adapter"]) == 0
     for place in ("adapter", "nowhere/adapter"):
         assert cli.main(["export", "--format", "peft", "first", place]) == 2
