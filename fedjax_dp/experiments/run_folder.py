@@ -24,7 +24,7 @@ from fedjax_dp.experiments.training import Callbacks, Experiment, Result, train
 from fedjax_dp.folders import FolderKind, FolderLock
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
 from fedjax_dp.pytrees import checksum, equal
-from fedjax_dp.rounds.checkpoint import Checkpoints
+from fedjax_dp.rounds.checkpoint import CHECKPOINTS, Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation, as_float32_leaves, initial_server_state
 from fedjax_dp.rounds.state import ServerState, place
 from fedjax_dp.tasks import describe_task
@@ -154,6 +154,7 @@ def resume(
         manifest, run, result = read()
         if result is not None:  # by another process, until just now
             return result
+        require_one_run(path, manifest)
         ready = distributed.run_in_agreement(
             lambda: _prepare_again(path, manifest, run, screen), lambda ready: facts(path, ready)
         )
@@ -352,6 +353,9 @@ def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
 
 def require_one_run(path: pathlib.Path, manifest: Manifest) -> None:
     """Refuse a folder with missing files, or with files of another run than that in `run.json`."""
+    stored = (path / RESULT).is_file() or any((path / CHECKPOINTS).glob("[0-9]*"))  # after the metrics
+    if stored and not (path / METRICS).is_file():
+        raise errors.refuse(str(path / METRICS), "none", "present, as in a run that has stored more", PUT_BACK)
     points, promise = history(path), promise_of(path, manifest)  # before the ledger, which is written first
     text = read_text(path / LEDGER)
     phase, result = phases_of(phases_in(text), str(path / LEDGER))[-1], result_of(path, manifest)

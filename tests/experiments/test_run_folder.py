@@ -83,9 +83,9 @@ def test_a_folder_of_two_runs_or_of_half_a_one_is_not_opened(data):
         shutil.copy(f"b/{name}", f"a {name}/{name}")
         with pytest.raises(errors.ConfigurationError, match=r"of two runs|changed since"):
             fdp.open_run(f"a {name}")
-        if name not in ("metrics.json", "run.json"):
-            pathlib.Path(f"a {name}", name).unlink()
-            assert name in refusal(fdp.open_run, f"a {name}")
+        pathlib.Path(f"a {name}", name).unlink()
+        for read in (fdp.open_run, lambda folder: fdp.resume(folder, dpnfl(), data, rounds=4)):
+            assert name in refusal(read, f"a {name}")
 
 
 @pytest.mark.slow
