@@ -103,8 +103,12 @@ class RoundLedger:
         """Write the missing lines of all rounds up to `done`."""
         if done <= self._next:
             return
-        with self._file.open("a") as opened:
-            opened.write(text_of(self._ready.spending.lines(self._next, done, *self._ready.end)))
+        lines = text_of(self._ready.spending.lines(self._next, done, *self._ready.end))
+        if self._next == 0:  # whole: in the beginning of a first line nothing says that it is no phase
+            folders.write_atomically(self._file, read_text(self._file) + lines)
+        else:
+            with self._file.open("a") as opened:
+                opened.write(lines)
         self._next = done
 
 

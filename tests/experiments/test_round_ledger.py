@@ -4,15 +4,18 @@ import csv
 import dataclasses
 import json
 import pathlib
+import resource
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from helpers import refusal
 from small_runs import PRIVATE, Stopped, account, dpnfl, run_killed, stop_at
 
 import fedjax_dp as fdp
+from fedjax_dp.accounting.ledger import phases_in
 from fedjax_dp.data.client_names import ClientNames
-from fedjax_dp.experiments.round_ledger import read_ledger
+from fedjax_dp.experiments.round_ledger import RoundLedger, read_ledger
 from fedjax_dp.pytrees import equal
 
 ROUNDS = 4
@@ -40,6 +43,23 @@ def test_a_line_a_round_is_written_as_the_run_goes_on(runs):
     assert stopped.lines == ledger.lines[:3]
     promise = fdp.open_run(runs / "whole").guarantee
     assert ledger.epsilons() == pytest.approx(list(promise.epsilons), rel=1e-9)
+
+
+def test_a_first_line_that_the_disk_does_not_take_is_not_begun(runs, tmp_path):
+    lines, file = read_ledger(runs / "whole").lines, tmp_path / "ledger.jsonl"
+    file.write_text(phases_in((runs / "whole" / "ledger.jsonl").read_text()))
+    ready = SimpleNamespace(end=(), spending=SimpleNamespace(lines=lambda first, done: lines[first:done]))
+    ledger, most = RoundLedger(tmp_path, ready), resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 10, most[1]))  # files cannot grow beyond
+    try:
+        with pytest.raises(OSError, match="too large"):
+            ledger.write(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, most)
+    assert read_ledger(tmp_path).rounds == 0
+    ledger.write(1)
+    ledger.write(3)
+    assert read_ledger(tmp_path).lines == lines[:3]
 
 
 def test_tables_say_the_same_to_people(runs):
