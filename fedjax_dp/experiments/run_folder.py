@@ -154,7 +154,7 @@ def resume(
         manifest, run, result = read()
         if result is not None:  # by another process, until just now
             return result
-        require_one_run(path, manifest)
+        require_metrics(path)
         ready = distributed.run_in_agreement(
             lambda: _prepare_again(path, manifest, run, screen), lambda ready: facts(path, ready)
         )
@@ -353,9 +353,7 @@ def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
 
 def require_one_run(path: pathlib.Path, manifest: Manifest) -> None:
     """Refuse a folder with missing files, or with files of another run than that in `run.json`."""
-    stored = (path / RESULT).is_file() or any((path / CHECKPOINTS).glob("[0-9]*"))  # after the metrics
-    if stored and not (path / METRICS).is_file():
-        raise errors.refuse(str(path / METRICS), "none", "present, as in a run that has stored more", PUT_BACK)
+    require_metrics(path)
     points, promise = history(path), promise_of(path, manifest)  # before the ledger, which is written first
     text = read_text(path / LEDGER)
     phase, result = phases_of(phases_in(text), str(path / LEDGER))[-1], result_of(path, manifest)
@@ -372,6 +370,13 @@ def require_one_run(path: pathlib.Path, manifest: Manifest) -> None:
         if other:
             got = f"{path}, of two runs: {name} is not that of {RUN_FOLDER.manifest}"
             raise errors.refuse("run folder", got, "of one run", PUT_BACK)
+
+
+def require_metrics(path: pathlib.Path) -> None:
+    """Refuse a folder that lacks the metrics of what it has stored."""
+    stored = (path / RESULT).is_file() or any((path / CHECKPOINTS).glob("[0-9]*"))  # after the metrics
+    if stored and not (path / METRICS).is_file():
+        raise errors.refuse(str(path / METRICS), "none", "present, as in a run that has stored more", PUT_BACK)
 
 
 def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> None:
