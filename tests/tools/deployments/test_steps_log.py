@@ -118,7 +118,6 @@ def test_noise_that_changes_under_one_bound_is_named_and_no_noise_ends_it(writte
 @pytest.mark.parametrize(
     ("text", "where"),
     [
-        ("\ufeffround,replies\n0,10\n", "row 1, column round"),
         ("round;replies\n0;10\n", "row 1"),
         ("round,noise_std\n0,0,2\n", "row 2"),
         ('round,noise_std\n0,"0,2"\n', "row 2, column noise_std"),
