@@ -12,7 +12,7 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 45_777,
+    "lines of the core": 45_781,
     "lines of tools": 18_923,
     "lines of tests": 45_731,
 }

@@ -138,7 +138,7 @@ def _examine_allocation(name: str, counts: np.ndarray, law: RandomAllocation | B
 
 
 def _some_members(rows: np.ndarray) -> np.ndarray:
-    """The columns of members whose pairs are compared: all, or some with those beside them and those far away."""
+    """The columns of members whose pairs are compared: all, or some with their neighbours and those far away."""
     members = rows.shape[1]
     some = (np.arange(RUNS)[:, None] * members // RUNS + np.arange(RUN)) % members
     return rows[:, np.unique(some)].astype(float)

@@ -181,7 +181,7 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
 
 def _ledger_of_folder(path: pathlib.Path) -> str | None:
     """Its own, or that of the run whose checkpoint it is."""
-    whole = path.absolute()  # a run's arrays are in checkpoints/ROUND/state; others beside them may be of several runs
+    whole = path.absolute()  # a run's arrays are in checkpoints/ROUND/state; others near them may be of several runs
     runs = [place for place in whole.parents[2:3] if whole.name in (STATE, FINAL) and (place / RUN).is_file()]
     file = next((place / LEDGER for place in (path, *runs) if (place / LEDGER).is_file()), None)
     if file is None and (path / RUN).is_file():

@@ -74,6 +74,8 @@ class Checkpoints:
             held, others = saved[TABLES] if tables else [], jax.tree.leaves(saved[STATE])
             if len(others) != len(jax.tree.leaves(_light(like))):
                 raise ValueError("client state is stored elsewhere")
+        except MemoryError:
+            raise
         except Exception as error:  # of orbax and tensorstore, without a common base
             raise _unreadable(step, error) from None
         rows, rest = iter(held), iter(others)
@@ -90,6 +92,8 @@ class Checkpoints:
             try:
                 with _without_strays():
                     return step, arrays_of(arrays_at(pathlib.Path(self._manager.directory) / str(step)))
+            except MemoryError:
+                raise
             except Exception as error:  # of orbax and tensorstore, without a common base
                 self._manager.reload()
                 if self.latest() == step:  # else the run goes on meanwhile, and has removed it
