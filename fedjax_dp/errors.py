@@ -1,7 +1,9 @@
 """Errors, with one form for every refusal: what, got, wanted, remedy. No JAX here, so accounting can use it."""
 
 import contextlib
+import dataclasses
 import difflib
+import functools
 import importlib.util
 import math
 import numbers
@@ -122,24 +124,38 @@ def require_text(what: str, value: str, remedy: str = "") -> str:
     return value
 
 
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What a number has to be: called with the name of a value and the value, it refuses anything else.
+
+    `hold` is written so that NaN fails.
+    """
+
+    words: str
+    hold: Callable[[Any], bool]
+    whole: bool = False  # an integer, Python's or NumPy's
+
+    def __call__(self, what: str, value: Any, remedy: str = "") -> None:
+        number = value if self.whole else require_number(what, value, remedy)
+        if (self.whole and not is_integer(value)) or not self.hold(number):
+            raise refuse(what, value, self.words, remedy)
+
+
+require_positive = Limits("positive and finite", lambda value: 0 < value < math.inf)
+require_not_negative = Limits("zero or positive, and finite", lambda value: 0 <= value < math.inf)
+require_in_unit_interval = Limits("strictly between 0 and 1", lambda value: 0 < value < 1)
+require_decay = Limits("in [0, 1)", lambda value: 0 <= value < 1)
+require_count = Limits("an integer of at least 1", lambda value: value >= 1, whole=True)
+_32_bits = Limits("an integer in [0, 2^32)", lambda value: 0 <= value < 2**32, whole=True)  # JAX truncates a longer one
+require_seed = functools.partial(_32_bits, "seed")
+
+
 def require_number(what: str, value: Any, remedy: str = "") -> float:
     """One real number, Python's or an array's, as a float."""
     try:
         return float("text" if isinstance(value, str) else value)
     except (TypeError, ValueError):
         raise refuse(what, repr(value), "a number", remedy) from None
-
-
-def require_positive(what: str, value: Any, remedy: str = "") -> None:
-    """`value > 0` and finite; written so that NaN fails."""
-    if not 0 < require_number(what, value, remedy) < math.inf:
-        raise refuse(what, value, "positive and finite", remedy)
-
-
-def require_in_unit_interval(what: str, value: Any, remedy: str = "") -> None:
-    """`0 < value < 1`; written so that NaN fails."""
-    if not 0 < require_number(what, value, remedy) < 1:
-        raise refuse(what, value, "strictly between 0 and 1", remedy)
 
 
 def require_delta(value: Any) -> None:
@@ -154,28 +170,14 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
-def require_count(what: str, value: int, remedy: str = "") -> None:
-    """An integer of at least 1, Python's or NumPy's."""
-    if not is_integer(value) or value < 1:
-        raise refuse(what, value, "an integer of at least 1", remedy)
+def integers(least: int, most: int) -> Limits:
+    """The integers from `least` to `most`, Python's or NumPy's."""
+    return Limits(f"an integer from {least} to {most:,}", lambda number: least <= number <= most, whole=True)
 
 
 def require_integer(what: str, value: int, least: int, most: int, remedy: str = "") -> None:
     """An integer from `least` to `most`, Python's or NumPy's."""
-    if not is_integer(value) or not least <= value <= most:
-        raise refuse(what, value, f"an integer from {least} to {most:,}", remedy)
-
-
-def require_seed(seed: int) -> None:
-    """An integer of 32 bits, as JAX would truncate a longer one."""
-    if not is_integer(seed) or not 0 <= seed < 2**32:
-        raise refuse("seed", seed, "an integer in [0, 2^32)")
-
-
-def require_not_negative(what: str, value: Any, remedy: str = "") -> None:
-    """`value >= 0` and finite; written so that NaN fails."""
-    if not 0 <= require_number(what, value, remedy) < math.inf:
-        raise refuse(what, value, "zero or positive, and finite", remedy)
+    integers(least, most)(what, value, remedy)
 
 
 # From names in Opacus, Flower, TensorFlow, FedJAX, Hugging Face and papers to ours; several, where commands differ.
@@ -275,6 +277,11 @@ def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
         remedy = replacement(value) or suggestion(value, names) if isinstance(value, str) else ""
         listed = f"one of {len(names)} names" if remedy and len(names) > 30 else "one of " + ", ".join(names)
         raise refuse(what, repr(value), listed, remedy)
+
+
+def one_of(*choices: str) -> Callable[..., None]:
+    """The check that a value is one of `choices`."""
+    return functools.partial(require_choice, choices=choices)
 
 
 def require_installed(package: str, extra: str, use: str = "") -> None:

@@ -25,12 +25,64 @@ T = TypeVar("T")
 LARGE = 40_000  # parameters that fit into the caches of a CPU's core, with what is computed from them
 
 
-def structure(**kwargs: Any) -> Any:
-    """A static field of a value: sizes, loop lengths, functions. A change needs a new compilation."""
-    return dataclasses.field(metadata={"static": True}, **kwargs)
+Requirement = Callable[..., None]  # require(what, value[, remedy]) refuses, as the functions of `errors` do
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field, structure))
+def structure(require: Requirement | None = None, *, option: str = "", remedy: str = "", **kwargs: Any) -> Any:
+    """A static field of a value: sizes, loop lengths, functions. A change needs a new compilation.
+
+    require, option, remedy  as for `number`.
+    """
+    return number(require, option=option, remedy=remedy, static=True, **kwargs)
+
+
+def number(
+    require: Requirement | dict[str, Requirement] | None = None,
+    *,
+    option: str = "",
+    remedy: str = "",
+    static: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """A field of a value, with the numbers that it accepts, which `check_part` checks.
+
+    require  the check of the number, or, for a dictionary of numbers, of each by its key; "" is for all other keys;
+    option   name in a refusal, by default the field's; for a dictionary what stands before a key;
+    remedy   what a refusal says to do.
+    A field whose default is None may be None.
+    """
+    metadata = {"static": static, "require": require, "option": option, "remedy": [remedy] if remedy else []}
+    return dataclasses.field(metadata=metadata, **kwargs)
+
+
+def require_numbers(part: Any) -> None:
+    """Refuse a value with a number, concrete here, that its field does not accept, or with such a value inside."""
+    for field in dataclasses.fields(part) if is_value(part) else ():
+        content, require = getattr(part, field.name), field.metadata.get("require")
+        if require is None:
+            for one in content if isinstance(content, tuple) else (content,):
+                require_numbers(one)
+            continue
+        option, remedy = field.metadata["option"], field.metadata["remedy"]
+        entries = [(option or field.name, content, require)]
+        if isinstance(require, dict):
+            entries = [(option + key, entry, require.get(key, require.get(""))) for key, entry in content.items()]
+        for what, entry, accept in entries:
+            if accept is not None and (entry is not None or field.default is not None):
+                accept(what, entry, *remedy)
+
+
+def check_part(part: Any, *context: Any) -> None:
+    """Refuse a part with a number that its field does not accept, or one that its method `check(*context)` refuses.
+
+    Any part may have this method, for what no number alone says; the Protocol of its slot says what `context` is.
+    """
+    require_numbers(part)
+    if (check := getattr(part, "check", None)) is not None:
+        check(*context)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(dataclasses.field, structure, number))
 def value(cls: type[T]) -> type[T]:
     """Class decorator: a frozen, keyword-only dataclass registered as a pytree.
 

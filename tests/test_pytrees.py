@@ -1,11 +1,17 @@
 """Values as pytrees."""
 
 import itertools
+import math
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import refusal
 
 import fedjax_dp as fdp
-from fedjax_dp.pytrees import structure, value
+from fedjax_dp import errors
+from fedjax_dp.pytrees import check_part, number, structure, value
 
 
 @value
@@ -46,3 +52,42 @@ def test_a_value_survives_being_taken_apart_and_names_its_leaves():
     assert jax.tree.structure(First(number=0.0, size=3)) == shape
     ((path, leaf),) = jax.tree_util.tree_leaves_with_path(First(number=2.5))
     assert (jax.tree_util.keystr(path), leaf) == (".number", 2.5)
+
+
+@value
+class Inner:
+    speed: float = number(errors.require_positive, option="inner_speed", remedy="slow down", default=1.0)
+    most: int | None = structure(errors.require_count, default=None)
+
+
+@value
+class Outer:
+    inner: Inner = Inner()
+    several: tuple[Inner, ...] = ()
+    numbers: dict = number(
+        {"decay": errors.require_decay, "": errors.require_not_negative}, option="outer_", default_factory=dict
+    )
+    kind: str = structure(errors.one_of("a", "b"), default="a")
+
+    def check(self, limit):
+        if self.inner.speed > limit:
+            raise errors.refuse("inner_speed", self.inner.speed, f"at most {limit}")
+
+
+@pytest.mark.parametrize(
+    ("part", "line"),
+    [
+        (Outer(inner=Inner(speed=math.nan)), "inner_speed must be positive and finite, got nan; slow down"),
+        (Outer(several=(Inner(), Inner(most=0))), "most must be an integer of at least 1, got 0"),
+        (Outer(inner=Inner(most=2.0)), "most must be an integer of at least 1, got 2.0"),
+        (Outer(inner=Inner(speed=None)), "inner_speed must be a number, got None; slow down"),
+        (Outer(numbers={"decay": 1.0}), "outer_decay must be in [0, 1), got 1.0"),
+        (Outer(numbers={"other": np.ones(2)}), "outer_other must be a number, got array([1., 1.])"),
+        (Outer(kind="c"), "kind must be one of a, b, got 'c'"),
+        (Outer(inner=Inner(speed=3.0)), "inner_speed must be at most 2, got 3.0"),  # by its own method
+    ],
+)
+def test_what_a_number_may_be_stands_at_its_field(part, line):
+    check_part(Outer(several=(Inner(most=3),), numbers={"decay": jnp.float32(0.5), "other": 2}), 2)
+    check_part(Inner(speed=np.float32(3)), 2)  # it has no method of its own
+    assert refusal(check_part, part, 2) == line

@@ -24,6 +24,7 @@ from fedjax_dp.accounting.tcdp import Tcdp
 
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e12  # noise multipliers between which float64 resolves what an event costs
 MOST_STEPS = 10**9
+_require_steps = errors.integers(0, MOST_STEPS)
 PRICES = {  # of a release, and the accountants that ask for them
     "dominating_pairs": "pld",
     "attained_pairs": "attained",
@@ -74,7 +75,7 @@ class Release(ABC):
         for what, (kind, example) in _KINDS.items():
             if not isinstance(value := getattr(self, what), kind):
                 raise errors.refuse(what, repr(value), f"a value from fedjax_dp.accounting, such as {example}")
-        errors.require_integer("the number of noisy steps", self.count, 0, MOST_STEPS)
+        _require_steps("the number of noisy steps", self.count)
         if self.adjacency not in self.sampling.adjacencies:
             covered = " or ".join(known.value for known in self.sampling.adjacencies)
             raise NotCoveredError(f"{_UNCOVERED[self.adjacency].format(self.sampling)}; use {covered}")
@@ -112,19 +113,16 @@ class Release(ABC):
 
     def scaled(self, factor: float) -> Self:
         """The release with its noise multiplied by `factor`."""
-        return self._with(noise_multiplier=self.noise_multiplier * factor)
+        return dataclasses.replace(self, noise_multiplier=self.noise_multiplier * factor)  # type: ignore[type-var]
 
     def repeated(self, times: float) -> Self:
         """`times` adaptively composed copies, rounded up to whole steps, or epochs."""
         steps = self._passes * times * (1 - 1e-12)  # so that 10 * 1.1 is 11, whatever floats say
-        return self._with(count=math.ceil(steps) * self.sampling.steps_per_epoch)
+        return dataclasses.replace(self, count=math.ceil(steps) * self.sampling.steps_per_epoch)  # type: ignore[type-var]
 
     def once(self) -> Self:
         """A single release: for random epochs, one epoch."""
-        return self._with(count=self.count // self.releases)
-
-    def _with(self, **changes: Any) -> Self:
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return dataclasses.replace(self, count=self.count // self.releases)  # type: ignore[type-var]
 
     def leaves(self, taken: int = 1) -> "Iterator[tuple[Release, int]]":
         """Every released noisy sum, and the largest number of its releases."""

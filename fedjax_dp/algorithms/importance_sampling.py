@@ -14,7 +14,7 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.parts.batches import Batch, FixedBatches
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel
+from fedjax_dp.pytrees import check_part, ravel
 from fedjax_dp.rounds.simulation import run_key
 
 
@@ -54,7 +54,7 @@ def optimal_probabilities(
     errors.require_positive("norm_clip", norm_clip)
     model = model or usual_model(data)
     batches = FixedBatches(size=batch_size)
-    batches.check(np.asarray(data.sizes))
+    check_part(batches, np.asarray(data.sizes))
     private = norm_noise > 0
     norms = np.asarray(
         _norms(

@@ -24,6 +24,7 @@ from fedjax_dp.algorithms.assemble import fill_defaults
 from fedjax_dp.algorithms.entry import PrepareContext
 from fedjax_dp.options import is_part
 from fedjax_dp.parts.choices import part_of
+from fedjax_dp.pytrees import check_part
 
 _candidates = functools.cache(noise_candidates)
 
@@ -103,7 +104,7 @@ def _budget(known: PrepareContext, options: Mapping[str, Any], rate: float) -> t
 def _laws_of(cohort: Any, options: Mapping[str, Any], population: int, seen: Adjacency) -> dict[str, Any]:
     """How the clients of the run's own cohort are hidden, or how far apart their rounds are where they are seen."""
     part = cohort if is_part(cohort) else part_of("cohort", options)
-    part.check(population)
+    check_part(part, population)
     sampling, adjacency = part.amplification(population, 0)
     apart, log = part.min_separation(population), part.log(population)
     if isinstance(sampling, Poisson):

@@ -26,9 +26,10 @@ import jax
 import jax.numpy as jnp
 
 from fedjax_dp import errors
+from fedjax_dp.errors import Limits
 from fedjax_dp.parts.cohorts import Cohort, Members
 from fedjax_dp.parts.record_privacy import LEAST_RATE
-from fedjax_dp.pytrees import structure, value
+from fedjax_dp.pytrees import number, structure, value
 
 
 class Aggregate(Protocol):
@@ -36,7 +37,7 @@ class Aggregate(Protocol):
 
     Implementations use `fedjax_dp.value`. `shares`, the p_i, and `rates`, the expected messages per round or None if
     unknown, are public numbers of all clients `(num_clients,)`. Updates and parameters are flat `(size,)`, in the order
-    of `pytrees.ravel`.
+    of `pytrees.ravel`. A method `check(cohort, num_clients)` may refuse cohorts that it cannot aggregate.
     """
 
     @property
@@ -85,10 +86,6 @@ class Aggregate(Protocol):
         members: positions of the cohort. Replacing a client moves the mean twice as far.
         """
         return None
-
-    def check(self, cohort: Cohort, num_clients: int) -> None:
-        """Raise a one-line ConfigurationError for cohorts that it cannot aggregate."""
-        ...
 
 
 class PublicAggregate(Aggregate, Protocol):
@@ -161,6 +158,8 @@ class Estimator(Aggregate):
     normalised: bool = structure(default=False)  # divided by the sum of the weights of this round's members
     of_models: bool = structure(default=False)  # sum a_i w_i instead of w + sum a_i Delta_i
     of_everyone: bool = structure(default=False)  # refuse cohorts that are not all clients
+
+    needs_loss = False
 
     @property
     def equation(self) -> str:
@@ -240,7 +239,9 @@ class TrimmedMean(Aggregate):
     post-processing (Dwork and Roth 2014, Proposition 2.1).
     """
 
-    trim: float
+    trim: float = number(
+        Limits("in [0, 0.5], the fraction of the updates to remove at either end", lambda beta: 0 <= beta <= 0.5)
+    )
 
     equation = (
         r"\Delta^{(j)} = \frac{1}{n - 2c} \sum_{i = c + 1}^{n - c} \Delta^{(j)}_{(i)},\ "
@@ -269,8 +270,6 @@ class TrimmedMean(Aggregate):
         return jnp.where(inside, ordered, 0.0).sum(0) / jnp.maximum(count - 2 * removed, 1)
 
     def check(self, cohort: Cohort, num_clients: int) -> None:
-        if not 0 <= float(self.trim) <= 0.5:
-            raise errors.refuse("trim", self.trim, "in [0, 0.5], the fraction of the updates to remove at either end")
         if not cohort.at_most_once:
             raise errors.refuse(
                 "estimator", "a median or trimmed mean", "one of sums where a client may be drawn twice", "use mean"
@@ -300,8 +299,14 @@ class BoundedMean(Aggregate):
             f_c, which divides by max(least * expected weight, sum_S w_k), so at least by W_min = least * W.
     """
 
-    cap: float | None = None
-    least: float | None = None
+    cap: float | None = number(
+        Limits("in (0, 1], as no share is larger", lambda cap: 0 < cap <= 1), option="weight_cap", default=None
+    )
+    least: float | None = number(
+        Limits("in (0, 1], a fraction of the expected weight", lambda least: 0 < least <= 1),
+        option="least_weight",
+        default=None,
+    )
 
     @property
     def equation(self) -> str:
@@ -341,12 +346,6 @@ class BoundedMean(Aggregate):
     def gains(self, shares: jax.Array, rates: Any, members: int | None) -> Any:
         return self._bounded_weights(shares) / self._expected_weight(shares, rates) if self.least is None else None
 
-    def check(self, cohort: Cohort, num_clients: int) -> None:
-        if self.cap is not None and not 0 < float(self.cap) <= 1:
-            raise errors.refuse("weight_cap", self.cap, "in (0, 1], as no share is larger")
-        if self.least is not None and not 0 < float(self.least) <= 1:
-            raise errors.refuse("least_weight", self.least, "in (0, 1], a fraction of the expected weight")
-
 
 @value
 class FairRatio(Aggregate):
@@ -357,7 +356,7 @@ class FairRatio(Aggregate):
     of_weighted  uses the squared norm of F_k^q L Delta_k instead, a mistake in rfedavg's code.
     """
 
-    q: float
+    q: float = number(errors.require_not_negative)
     of_weighted: bool = structure(default=False)
 
     @property
@@ -387,6 +386,3 @@ class FairRatio(Aggregate):
     def combine(self, total: Any, members: Members, shares: jax.Array, rates: Any, params: jax.Array) -> jax.Array:
         steps, curvature = total
         return steps * (1 / jnp.where(curvature > 0, curvature, 1.0))
-
-    def check(self, cohort: Cohort, num_clients: int) -> None:
-        errors.require_not_negative("q", self.q)

@@ -10,7 +10,7 @@ from fedjax_dp import errors, prng
 from fedjax_dp.parts.cohorts import Array, Cohort, CohortKeys, Members, prefix_of
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import client_numbers, replace, structure, value
+from fedjax_dp.pytrees import check_part, client_numbers, replace, structure, value
 
 
 def _of_cohort(name: str) -> Any:
@@ -72,7 +72,7 @@ class Dropout(Answers):
         return replace(self, cohort=self.cohort.with_size(size))
 
     def check(self, num_clients: int) -> None:
-        self.cohort.check(num_clients)
+        check_part(self.cohort, num_clients)
         rate = client_numbers("dropout", self.rate, num_clients)
         if not np.all((rate >= 0) & (rate < 1)):
             raise errors.refuse("dropout", self.rate, "in [0, 1)", "some clients must answer")
@@ -88,7 +88,7 @@ class FirstResponders(Answers):
 
     cohort: Cohort
     latency: Any = 1.0  # mean seconds, one number or one per client `(num_clients,)`
-    size: int = structure()
+    size: int = structure(errors.require_count, option="first responders")
 
     @property
     def equation(self) -> str:
@@ -113,8 +113,7 @@ class FirstResponders(Answers):
         raise errors.refuse("deployment_cohort", size, "left out where the first to answer count", remedy)
 
     def check(self, num_clients: int) -> None:
-        self.cohort.check(num_clients)
-        errors.require_count("first responders", self.size)
+        check_part(self.cohort, num_clients)
         if not (self.cohort.fixed and self.cohort.at_most_once):
             raise errors.refuse(
                 "first responders",

@@ -23,7 +23,10 @@ class Batch(NamedTuple):
 
 
 class Batches(Protocol):
-    """How the records of each local step are sampled. Implementations use `fedjax_dp.value`."""
+    """How the records of each local step are sampled. Implementations use `fedjax_dp.value`.
+
+    A method `check(sizes)` may refuse clients with these numbers of records `(num_clients,)`.
+    """
 
     @property
     def even(self) -> bool:
@@ -59,10 +62,6 @@ class Batches(Protocol):
         """
         ...
 
-    def check(self, sizes: np.ndarray) -> None:
-        """Raise a one-line ConfigurationError if clients with `sizes (num_clients,)` records cannot draw batches."""
-        return None
-
 
 def divisors_of(batches: Batches, records: int, steps: int) -> np.ndarray:
     """Divisors of the first `steps` steps that a client takes `(steps,)`."""
@@ -83,7 +82,7 @@ class FixedBatches(Batches):
     A client with at most `size` records uses all of them in every step, so it has no amplification by subsampling.
     """
 
-    size: int = structure()
+    size: int = structure(errors.require_count, option="batch_size")
 
     equation = r"\mathcal{B} \sim \text{uniform},\ |\mathcal{B}| = \min(B, n_k),\ \text{without replacement}"
 
@@ -107,15 +106,12 @@ class FixedBatches(Batches):
     def divisor(self, records: int) -> int:
         return min(self.size, records)
 
-    def check(self, sizes: np.ndarray) -> None:
-        errors.require_count("batch_size", self.size)
-
 
 @value
 class ReplacementBatches(Batches):
     """`size` records drawn uniformly with replacement (dp_fedavg_output's WR): a record may count more than once."""
 
-    size: int = structure()
+    size: int = structure(errors.require_count, option="batch_size")
 
     equation = r"\mathcal{B} = (i_1, \dots, i_B),\ i_j \sim \text{uniform},\ \text{independently}"
 
@@ -129,9 +125,6 @@ class ReplacementBatches(Batches):
     def divisor(self, records: int) -> int:
         return self.size
 
-    def check(self, sizes: np.ndarray) -> None:
-        errors.require_count("batch_size", self.size)
-
 
 @value
 class PoissonBatches(Batches):
@@ -144,8 +137,8 @@ class PoissonBatches(Batches):
           floor(n_k rate). Rate and divisor are at most those above.
     """
 
-    size: int = structure()
-    rate: Literal["size", "opacus"] = structure(default="size")
+    size: int = structure(errors.require_count, option="batch_size")
+    rate: Literal["size", "opacus"] = structure(errors.one_of("size", "opacus"), option="poisson_rate", default="size")
 
     equation = r"\Pr[i \in \mathcal{B}] = \min(B, n_k) / n_k,\ \text{independently}"
 
@@ -166,10 +159,6 @@ class PoissonBatches(Batches):
 
     def divisor(self, records: int) -> int:
         return records // -(-records // self.size) if self.rate == "opacus" else min(self.size, records)
-
-    def check(self, sizes: np.ndarray) -> None:
-        errors.require_count("batch_size", self.size)
-        errors.require_choice("poisson_rate", self.rate, ("size", "opacus"))
 
 
 @value
@@ -200,8 +189,8 @@ class EpochBatches(Batches):
           divisor.
     """
 
-    size: int = structure()
-    last: Literal["drop", "keep"] = structure(default="drop")
+    size: int = structure(errors.require_count, option="batch_size")
+    last: Literal["drop", "keep"] = structure(errors.one_of("drop", "keep"), default="drop")
 
     equation = (
         r"\mathcal{B}_1, \mathcal{B}_2, \dots\ \text{cut a shuffle of}\ \{1, \dots, n_k\}\ "
@@ -237,10 +226,6 @@ class EpochBatches(Batches):
     def divisors(self, records: int, steps: int) -> np.ndarray:
         return np.resize(accounting.Shuffled(self.divisor(records), records, self.last).sizes, steps)
 
-    def check(self, sizes: np.ndarray) -> None:
-        errors.require_count("batch_size", self.size)
-        errors.require_choice("last", self.last, ("drop", "keep"))
-
     def _batches_of_pass(self, records: int) -> int:
         whole, rest = divmod(records, min(self.size, records))
         return whole + (self.last == "keep" and rest > 0)
@@ -258,7 +243,7 @@ class AllocatedBatches(Batches):
     Source: Feldman and Shenfeld 2025, arXiv:2502.08202 (random allocation); Chua et al. 2024, arXiv:2412.16802 (kept).
     """
 
-    size: int = structure()
+    size: int = structure(errors.require_count, option="batch_size")
     kept: bool = structure(default=False)
 
     equation = r"\mathcal{B}_j = \{i : s_i = j\},\ s_i \sim \text{uniform on}\ \{1, \dots, \lceil n_k / B \rceil\}"
@@ -292,9 +277,6 @@ class AllocatedBatches(Batches):
 
     def divisor(self, records: int) -> int:
         return records // self._batches_of_pass(records)
-
-    def check(self, sizes: np.ndarray) -> None:
-        errors.require_count("batch_size", self.size)
 
     def _batches_of_pass(self, records: int) -> int:
         return -(-records // self.size)

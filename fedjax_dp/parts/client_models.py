@@ -14,7 +14,7 @@ from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.parts.local_training import AdditionalRelease
 from fedjax_dp.parts.record_privacy import LastRates, NonPrivate, scale_noise
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import replace, structure, value
+from fedjax_dp.pytrees import number, replace, structure, value
 
 MOST_STEPS = 10**6
 
@@ -29,9 +29,14 @@ class OwnSteps:
     One value both takes and counts these steps, so that every step is accounted for.
     """
 
-    noise: float = 1.0
-    speed: float = 1.0
-    steps: int | None = structure(default=None)
+    noise: float = number(
+        errors.require_positive,
+        option="personal_noise",
+        remedy="for personal steps without clipping and noise use clean",
+        default=1.0,
+    )
+    speed: float = number(errors.require_positive, option="personal_speed", default=1.0)
+    steps: int | None = structure(errors.integers(0, MOST_STEPS), option="personal_steps", default=None)
     clean: bool = structure(default=False)
 
     def of(self, sgd: Any) -> Any:
@@ -53,13 +58,6 @@ class OwnSteps:
         z = 0.0 if self.clean else noise * float(np.float32(self.noise))
         return local.privatizer.event(z, local.batches, records, count, rates)
 
-    def check(self) -> None:
-        if self.steps is not None:
-            errors.require_count("personal_steps", self.steps)
-        remedy = "for personal steps without clipping and noise use clean"
-        errors.require_positive("personal_noise", self.noise, remedy)
-        errors.require_positive("personal_speed", self.speed)
-
 
 class ClientModels(Protocol):
     """The personal models of clients. Implementations use `fedjax_dp.value` and write `run` and `model_of`.
@@ -69,6 +67,7 @@ class ClientModels(Protocol):
     server  LocalState.server of this part, which every client receives;
     own     this client's row of LocalState.clients of this part.
     For user-defined parts, `inspection.flow` traces what is sent instead of trusting these members.
+    A method `check(model, sizes)` may refuse what cannot be used, as that of a `Correction`.
     """
 
     @property
@@ -138,10 +137,6 @@ class ClientModels(Protocol):
     def floats(self, size: int) -> Floats:
         """Count of numbers sent to and from a client in addition to the shared part of the model, which has `size`."""
         return Floats()
-
-    def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        """Raise a one-line ConfigurationError if it cannot be used."""
-        return None
 
 
 def rows_of(vector: Any, num_clients: int) -> jax.Array:

@@ -25,9 +25,9 @@ from fedjax_dp.parts.by_round import ByRound, at_round
 from fedjax_dp.parts.cohorts import SEEN, Cohort
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, correlated_source, noise_event, strategy_of
-from fedjax_dp.parts.record_privacy import LEAST_CLIP, check_mechanism
+from fedjax_dp.parts.record_privacy import LEAST_CLIP, check_mechanism, require_clip_norm
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import structure, value
+from fedjax_dp.pytrees import number, structure, value
 
 LARGEST_POISSON = 2**16  # mean up to which float32 draws Poisson numbers accurately
 
@@ -53,6 +53,7 @@ class UpdatePrivatizer(Protocol):
     Implementations use `fedjax_dp.value`. The defaults send updates unchanged: inherit them, and write what differs and
     the required properties. Updates and their mean are flat `(size,)` float32, in the order of `pytrees.ravel`.
     `sensitivity` comes from `Aggregate.sensitivity`. `state` is what the server keeps; `init` creates it.
+    A method `check(num_clients)` may refuse numbers that are invalid for so many clients.
     """
 
     @property
@@ -125,10 +126,6 @@ class UpdatePrivatizer(Protocol):
 
         NaN if the noise cannot be separated from the mean; None without noise.
         """
-        return None
-
-    def check(self, num_clients: int) -> None:
-        """Raise a one-line ConfigurationError for numbers that are invalid for `num_clients` clients."""
         return None
 
 
@@ -223,10 +220,12 @@ class ClientGaussian(UpdatePrivatizer):
                       noise of the deployment's mean over R. The simulated run itself has noise multiplier z r / R.
     """
 
-    clip_norm: float
+    clip_norm: float = number(require_clip_norm)
     noise_multiplier: float
     source: NoiseSource = WhiteNoise()
-    noise_ratio: float = 1.0
+    noise_ratio: float = number(
+        errors.Limits("in (0, 1], as a part of a deployment's noise", lambda ratio: 0 < ratio <= 1), default=1.0
+    )
     by_tensor: bool = structure(default=False)
     noise_by_round: ByRound | None = None
     clip_by_round: ByRound | None = None
@@ -283,7 +282,6 @@ class ClientGaussian(UpdatePrivatizer):
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self, num_clients)
-        _check_ratio(self.noise_ratio)
         if np.ndim(self.noise_multiplier):
             raise errors.refuse("noise_multiplier", "one per client", "one number for noise that the server adds")
         if not self.source.fresh and (self.noise_by_round or self.clip_by_round):
@@ -311,13 +309,19 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
     noise_ratio  as for `ClientGaussian`, on both noises: z and bit_noise are the deployment's.
     """
 
-    clip_norm: float
+    clip_norm: float = number(require_clip_norm)
     noise_multiplier: float
-    quantile: float
-    rate: float
-    bit_noise: float
+    quantile: float = number(
+        errors.require_in_unit_interval,
+        option="clip_quantile",
+        remedy="at 0 the clip norm can only fall and at 1 only grow, as no fraction of clients is below 0 or above 1",
+    )
+    rate: float = number(errors.require_not_negative, option="clip_rate")
+    bit_noise: float = number(errors.require_not_negative)
     source: NoiseSource = WhiteNoise()
-    noise_ratio: float = 1.0
+    noise_ratio: float = number(
+        errors.Limits("in (0, 1], as a part of a deployment's noise", lambda ratio: 0 < ratio <= 1), default=1.0
+    )
 
     equation = (
         r"\Delta_k \min(1, C_t / \|\Delta_k\|);\ \Delta \leftarrow \Delta + z_u C_t \rho\, \xi,\ "
@@ -372,13 +376,6 @@ class AdaptiveClientGaussian(UpdatePrivatizer):
 
     def check(self, num_clients: int) -> None:
         check_mechanism(self, num_clients)
-        _check_ratio(self.noise_ratio)
-        errors.require_in_unit_interval(
-            "clip_quantile",
-            self.quantile,
-            "at 0 the clip norm can only fall and at 1 only grow, as no fraction of clients is below 0 or above 1",
-        )
-        errors.require_not_negative("clip_rate", self.rate)
         if not float(self.bit_noise) > float(self.noise_multiplier) / 2:
             raise errors.refuse(
                 "bit_noise",
@@ -397,7 +394,7 @@ class ClientSkellam(UpdatePrivatizer):
     they add up. This needs a secure sum, whose resolution is the unit.
     """
 
-    clip_norm: float
+    clip_norm: float = number(require_clip_norm)
     noise_multiplier: float
 
     equation = (
@@ -468,11 +465,6 @@ class ClientSkellam(UpdatePrivatizer):
                 f"numbers have mean {mean:.3g} and may have {LARGEST_POISSON}",
                 "take fewer bits for the fraction",
             )
-
-
-def _check_ratio(noise_ratio: float) -> None:
-    if not 0 < float(noise_ratio) <= 1:
-        raise errors.refuse("noise_ratio", noise_ratio, "in (0, 1], as a part of a deployment's noise")
 
 
 def noisy_sums(source: NoiseSource, noise: float, attendance: Participation) -> Event:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from fedjax_dp import errors, gradients
 from fedjax_dp.models import Model
-from fedjax_dp.pytrees import ravel, structure, value
+from fedjax_dp.pytrees import number, ravel, structure, value
 
 
 class Records(NamedTuple):
@@ -41,7 +41,10 @@ class Bounded(NamedTuple):
 
 
 class Bound(Protocol):
-    """Computes a bounded mean gradient of a batch. Implementations use `fedjax_dp.value`."""
+    """Computes a bounded mean gradient of a batch. Implementations use `fedjax_dp.value`.
+
+    A method `check()` may refuse its numbers.
+    """
 
     @property
     def no_epsilon_reason(self) -> str | None:
@@ -69,10 +72,6 @@ class Bound(Protocol):
         """
         ...
 
-    def check(self) -> None:
-        """Raise a one-line ConfigurationError for invalid numbers."""
-        return None
-
 
 @value
 class ClipRecords(Bound):
@@ -81,7 +80,7 @@ class ClipRecords(Bound):
     microbatch  see `gradients.clipped_sum`.
     """
 
-    microbatch: int | None = structure(default=None)
+    microbatch: int | None = structure(errors.require_count, default=None)
 
     equation = r"\bar g = \frac{1}{B} \sum_{i \in \mathcal{B}} g_i \min(1, C / \|g_i\|),\ u = C / B"
 
@@ -132,7 +131,7 @@ class ScaleGradients(Bound):
 
     no_epsilon_reason = None
     per_record = True
-    gradient_bound: float
+    gradient_bound: float = number(errors.require_positive)
 
     equation = r"\bar g = \frac{C}{L B} \sum_{i \in \mathcal{B}} g_i,\ u = C / B"
 
@@ -143,9 +142,6 @@ class ScaleGradients(Bound):
     @property
     def assumption(self) -> str:
         return f"no possible record has a gradient above {float(self.gradient_bound):g}; it is not clipped"
-
-    def check(self) -> None:
-        errors.require_positive("gradient_bound", self.gradient_bound)
 
 
 @value

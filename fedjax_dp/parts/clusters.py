@@ -16,11 +16,14 @@ from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.local_training import AdditionalRelease
 from fedjax_dp.parts.record_privacy import LastRates, multiplier_of
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel, structure, value
+from fedjax_dp.pytrees import check_part, number, ravel, structure, value
 
 
 class ClusterChoice(Protocol):
-    """How a client privately chooses a model by the losses of its records."""
+    """How a client privately chooses a model by the losses of its records.
+
+    A method `check()` may refuse its numbers.
+    """
 
     bound: float  # b: each record's loss is clipped to [0, b]
     rounds: int | None  # number of the client's first rounds in which it chooses; None: all
@@ -37,12 +40,6 @@ class ClusterChoice(Protocol):
         """The event of one choice, as for `AdditionalRelease`."""
         ...
 
-    def check(self) -> None:
-        """Raise a one-line ConfigurationError for invalid numbers."""
-        errors.require_positive("loss_bound", self.bound)
-        if self.rounds is not None:
-            errors.require_count("choices", self.rounds)
-
 
 @value
 class GaussianChoice(ClusterChoice):
@@ -55,9 +52,9 @@ class GaussianChoice(ClusterChoice):
     rounds  number of the client's first rounds in which it chooses; None: all.
     """
 
-    bound: float
-    noise: float = 1.0
-    rounds: int | None = structure(default=None)
+    bound: float = number(errors.require_positive, option="loss_bound")
+    noise: float = number(errors.require_positive, option="choice_noise", default=1.0)
+    rounds: int | None = structure(errors.require_count, option="choices", default=None)
 
     equation = r"c_k = \arg\min_j \bar\ell_j + \mathcal{N}(0, (z_s \sqrt{k}\, b / 2 n)^2)"
 
@@ -75,10 +72,6 @@ class GaussianChoice(ClusterChoice):
         z = noise * float(np.float32(self.noise))
         return accounting.GaussianSteps(z, accounting.FullBatch(), accounting.Adjacency.REPLACE_ONE, 1)
 
-    def check(self) -> None:
-        ClusterChoice.check(self)
-        errors.require_positive("choice_noise", self.noise)
-
 
 @value
 class GumbelChoice(ClusterChoice):
@@ -88,9 +81,9 @@ class GumbelChoice(ClusterChoice):
     accountants use. `epsilon` fixes the noise: calibration does not change it.
     """
 
-    bound: float
-    epsilon: float
-    rounds: int | None = structure(default=None)
+    bound: float = number(errors.require_positive, option="loss_bound")
+    epsilon: float = number(errors.require_positive, option="choice_epsilon")
+    rounds: int | None = structure(errors.require_count, option="choices", default=None)
 
     equation = r"c_k = \arg\min_j \bar\ell_j - \text{Gumbel}(2 b / (n \epsilon_s))"
 
@@ -107,10 +100,6 @@ class GumbelChoice(ClusterChoice):
     def event(self, local: Any, noise: float, records: int, rates: LastRates) -> accounting.Event:
         return accounting.BoundedRange(float(np.float32(self.epsilon)), accounting.Adjacency.REPLACE_ONE, 1)
 
-    def check(self) -> None:
-        ClusterChoice.check(self)
-        errors.require_positive("choice_epsilon", self.epsilon)
-
 
 @value
 class OwnClusters(ClientModels):
@@ -121,7 +110,7 @@ class OwnClusters(ClientModels):
     """
 
     choice: ClusterChoice
-    number: int = structure()
+    number: int = structure(errors.require_count, option="clusters")
 
     equation = r"w^{(c_k)} \leftarrow w^{(c_k)} - \eta_t \tilde g(w^{(c_k)}),\ \text{means within clusters}"
 
@@ -183,5 +172,4 @@ class OwnClusters(ClientModels):
         return Floats(down=self.number * size, summed=size + 1)
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        errors.require_count("clusters", self.number)
-        self.choice.check()
+        check_part(self.choice)

@@ -64,6 +64,7 @@ class Cohort(Protocol):
     `shares` are the public p_i `(num_clients,)`: traced in the rounds, NumPy arrays for the accountants.
     You must write four members: `no_epsilon_reason`, `capacity`, `sample` and `rates`. The defaults of the others
     treat participation as public and claim no amplification by subsampling.
+    A method `check(num_clients)` may refuse clients from which cohorts cannot be drawn.
     """
 
     @property
@@ -155,10 +156,6 @@ class Cohort(Protocol):
         """Derived property, conservative default. The participation log, if known before the run; else None."""
         return None
 
-    def check(self, num_clients: int) -> None:
-        """Raise a one-line ConfigurationError if cohorts cannot be drawn from `num_clients` clients."""
-        return None
-
 
 def prefix_of(cohort: Cohort, rounds: int) -> Cohort:
     """The cohort of the first `rounds` rounds; one that lists its rounds has a member `prefix` to cut the list."""
@@ -196,8 +193,8 @@ class UniformCohort(Cohort):
 
     equation = r"S_t \sim \text{uniform},\ |S_t| = r,\ \text{without replacement}"
 
-    fixed, at_most_once = True, True
-    no_epsilon_reason = None
+    fixed, at_most_once, max_participations = True, True, 1
+    no_epsilon_reason = setup_event = None
 
     def capacity(self, num_clients: int) -> int:
         return self.size

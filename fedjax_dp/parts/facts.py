@@ -154,7 +154,7 @@ def require_present(algorithm: Any) -> None:
                 raise errors.refuse(slot, got, wanted, f"rename {former} in {type(part).__name__}")
         errors.require_choice("slot of a part of the local steps", slot, SLOTS)
         validation.require_part(slot, part, SLOTS[slot])
-    if algorithm.upload.shared_noise:
+    if algorithm.upload.unit is not None and algorithm.upload.shared_noise:
         validation.require_part("upload", algorithm.upload, SharedNoise)
 
 

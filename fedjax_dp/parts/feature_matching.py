@@ -15,14 +15,17 @@ from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, StepContext
 from fedjax_dp.parts.corrections import Correction, Floats, GradientAt, replace_rows
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import structure, value
+from fedjax_dp.pytrees import check_part, number, structure, value
 
 WHEN = ("local_after", "global_before", "global_after")
 SCOPES = ("participants", "all")
 
 
 class FeatureRelease(Protocol):
-    """How a client bounds and noises its mean features before it sends them."""
+    """How a client bounds and noises its mean features before it sends them.
+
+    A method `check()` may refuse its numbers.
+    """
 
     def bound(self, features: jax.Array) -> jax.Array:
         """Bounded features for the mean; k features on the last axis, and records on a leading axis if there is one."""
@@ -31,10 +34,6 @@ class FeatureRelease(Protocol):
     def noise(self, key: jax.Array, mean: jax.Array) -> jax.Array:
         """The mean `(k,)` that the client sends; the key is used only here."""
         return mean
-
-    def check(self) -> None:
-        """Raise a one-line ConfigurationError for invalid numbers."""
-        return None
 
 
 @value
@@ -50,8 +49,8 @@ class NoisyFeatures(FeatureRelease):
     no epsilon, because the model's uploads have no noise.
     """
 
-    clip_norm: float
-    noise_multiplier: float
+    clip_norm: float = number(errors.require_positive, option="feature_clip_norm")
+    noise_multiplier: float = number(errors.require_not_negative, option="feature_noise")
     batch_size: float
 
     def bound(self, features: jax.Array) -> jax.Array:
@@ -64,10 +63,6 @@ class NoisyFeatures(FeatureRelease):
     def add(self, mean: jax.Array, normals: jax.Array) -> jax.Array:
         """The mean with noise made of these standard normals."""
         return mean + self.noise_multiplier * self.clip_norm / self.batch_size * normals
-
-    def check(self) -> None:
-        errors.require_positive("feature_clip_norm", self.clip_norm)
-        errors.require_not_negative("feature_noise", self.noise_multiplier)
 
 
 @value
@@ -84,10 +79,10 @@ class FeatureMatching(Correction):
     one_batch      number of random records for delta, as in rfedavg's code; 0 uses all records.
     """
 
-    strength: float
+    strength: float = number(errors.require_not_negative, option="feature_strength")
     release: FeatureRelease = PlainFeatures()
-    when: str = structure(default="local_after")
-    scope: str = structure(default="participants")
+    when: str = structure(errors.one_of(*WHEN), option="delta_at", default="local_after")
+    scope: str = structure(errors.one_of(*SCOPES), option="delta_scope", default="participants")
     leave_one_out: bool = structure(default=True)
     one_batch: int = structure(default=0)
 
@@ -178,11 +173,8 @@ class FeatureMatching(Correction):
         return Floats(down=features * self.vectors(members, num_clients) + again, up=features)
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        errors.require_not_negative("feature_strength", self.strength)
         errors.require_integer("delta_batch", self.one_batch, 0, int(sizes.min()), "0 takes all records")
-        errors.require_choice("delta_at", self.when, WHEN)
-        errors.require_choice("delta_scope", self.scope, SCOPES)
-        self.release.check()
+        check_part(self.release)
         if model is not None and not getattr(model, "has_features", False):
             raise errors.refuse(
                 "model",

@@ -11,7 +11,14 @@ import optax
 
 from fedjax_dp import errors
 from fedjax_dp.parts.transformations import Variance, require_variance, uses_noise_variance
-from fedjax_dp.pytrees import replace, structure, value
+from fedjax_dp.pytrees import number, replace, structure, value
+
+ADVICE = "use a transformation without one, such as optax.scale_by_adam instead of optax.adam"
+
+
+def _refuse_rate(what: str, rate: Any) -> None:
+    wanted = "without a learning_rate, as the local steps have one"
+    raise errors.refuse("hyperparameters of the local rule", {"learning_rate": rate}, wanted, ADVICE)
 
 
 @value
@@ -24,7 +31,15 @@ class LocalRule:
     keep  whether a client keeps its state across rounds; if not, the state starts anew in every round.
     """
 
-    hyperparameters: dict[str, Any]
+    hyperparameters: dict[str, Any] = number(
+        {
+            **dict.fromkeys(("decay", "b1", "b2"), errors.require_decay),
+            **dict.fromkeys(("eps", "weight_decay"), errors.require_not_negative),
+            "floor": functools.partial(errors.require_positive, remedy="the gradient is divided by its root"),
+            "learning_rate": _refuse_rate,
+        },
+        option="local_",
+    )
     factory: Callable[..., optax.GradientTransformation] = structure(default=optax.identity)
     keep: bool = structure(default=False)
 
@@ -36,8 +51,8 @@ class LocalRule:
         """
         errors.require_choice("local_rule", name, LOCAL_RULES)
         default = LOCAL_RULES[name]
-        for number in numbers:
-            errors.require_choice(f"a number of local rule {name}", number, default.hyperparameters)
+        for key in numbers:
+            errors.require_choice(f"a number of local rule {name}", key, default.hyperparameters)
         return replace(default, hyperparameters=default.hyperparameters | numbers, keep=keep)
 
     @property
@@ -48,19 +63,6 @@ class LocalRule:
     def transform(self) -> optax.GradientTransformation:
         return self.factory(**self.hyperparameters)
 
-    def check(self) -> None:
-        if "learning_rate" in self.hyperparameters:
-            wanted = "without a learning_rate, as the local steps have one"
-            raise errors.refuse("hyperparameters of the local rule", dict(self.hyperparameters), wanted, ADVICE)
-        for name, number in self.hyperparameters.items():
-            if name in ("decay", "b1", "b2") and not 0 <= float(number) < 1:
-                raise errors.refuse(f"local_{name}", number, "in [0, 1)")
-            if name in ("eps", "weight_decay"):
-                errors.require_not_negative(f"local_{name}", number)
-            if name == "floor":
-                errors.require_positive("local_floor", number, "the gradient is divided by its root")
-        _ = self.corrects
-
     @property
     def is_sgd(self) -> bool:
         """Whether it is plain stochastic gradient descent."""
@@ -70,9 +72,6 @@ class LocalRule:
     def corrects(self) -> bool:
         """Whether it uses the variance of the noise. Numbers are concrete here."""
         return uses_noise_variance(self.factory, self.hyperparameters, "local rule")
-
-
-ADVICE = "use a transformation without one, such as optax.scale_by_adam instead of optax.adam"
 
 
 def rmsprop(decay: float = 0.99, eps: float = 1e-8) -> optax.GradientTransformation:

@@ -1,6 +1,5 @@
 """Local steps of stochastic gradient descent: draw batches; in every step privatize, correct, follow the rule, move."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterable
@@ -25,7 +24,7 @@ from fedjax_dp.parts.local_rules import LocalRule
 from fedjax_dp.parts.local_training import LocalTraining, extreme_rates
 from fedjax_dp.parts.record_privacy import LEAST_RATE, Privatizer, require_measured, variance_of
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel, structure, value
+from fedjax_dp.pytrees import check_part, number, ravel, structure, value
 
 
 class StepDraw(NamedTuple):
@@ -145,6 +144,12 @@ def _of_corrections(combine: Callable[[Iterable[Any]], Any], name: str) -> Any:
     return property(lambda self: combine(getattr(correction, name) for correction in self.corrections))
 
 
+def _require_decay_factor(what: str, factor: Any) -> None:
+    errors.require_positive(what, factor)
+    if float(factor) > 1:
+        raise errors.refuse(what, factor, "at most 1")
+
+
 @value
 class LocalSgd(LocalTraining):
     """`steps` (tau) steps, or epochs for `EpochBatches`: w <- w - rate * rule(privatized gradient + corrections).
@@ -155,17 +160,25 @@ class LocalSgd(LocalTraining):
     Parameters are one flat vector here, so that noise, corrections and step fuse into a single loop.
     """
 
-    learning_rate: float
+    learning_rate: float = number(errors.require_positive)
     privatizer: Privatizer
     batches: Batches
     corrections: tuple[Correction, ...] = ()
     rule: LocalRule = LocalRule(hyperparameters={})
     steps: int = structure(default=1)
     schedule: Callable[..., jax.Array] = structure(default=schedules.constant)
-    timing: dict[str, Any] = dataclasses.field(default_factory=dict)
+    timing: dict[str, Any] = number(
+        {
+            "decay_factor": _require_decay_factor,
+            "": errors.require_positive,
+        },
+        default_factory=dict,
+    )
     per_step: bool = structure(default=False)
 
     equation = r"w \leftarrow w - \eta_t\, d"
+
+    sends_steps, personal, additional_releases = True, False, ()
 
     # A client's round.
 
@@ -347,16 +360,11 @@ class LocalSgd(LocalTraining):
         return lax.scan(step, jnp.zeros(flat.shape), gradients.steps())[0] / rates.size
 
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
-        errors.require_positive("learning_rate", self.learning_rate)
-        for name, number in self.timing.items():
-            errors.require_positive(name, number)
-        if float(self.timing.get("decay_factor", 1.0)) > 1:
-            raise errors.refuse("decay_factor", self.timing["decay_factor"], "at most 1")
-        self.rule.check()
+        check_part(self.rule)
         if self.rule.corrects:
             require_measured(self.privatizer)
         for correction in self.corrections:
-            correction.check(model, sizes)
+            check_part(correction, model, sizes)
         alike, reads_updates = self.batches.even, any(correction.even for correction in self.corrections)
         if reads_updates and not (self.rule.is_sgd and not self.per_step):
             raise errors.refuse(

@@ -46,6 +46,9 @@ class LocalTraining(AcrossRounds, Protocol):
     Vectors of parameters are flat `(size,)`, in the order of `pytrees.ravel`. The defaults keep no state, send only the
     update and declare nothing about privacy. They train, but have no epsilon: each required privacy property must be
     declared in the class itself, not in a base class.
+
+    A method `check(sizes, model, rounds)` may refuse what cannot run: sizes  records of each client `(num_clients,)`;
+    model  None if not known yet.
     """
 
     privatizer: Privatizer  # a field, so that it can be replaced; computes every gradient of records
@@ -116,12 +119,6 @@ class LocalTraining(AcrossRounds, Protocol):
     def parts(self) -> tuple[tuple[str, Any], ...]:
         """Required privacy property. Each further part on which the epsilon relies: (slot, part), see `facts.SLOTS`."""
         return ()
-
-    def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
-        """Raise a one-line ConfigurationError if `rounds` rounds cannot run.
-
-        sizes: records of each client `(num_clients,)`; model: None if not known yet.
-        """
 
     def rates(self, round_index: Any, largest: int) -> jax.Array:
         """Required privacy property. Learning rates of a round's steps `(tau,)`; `largest`: records of the largest

@@ -19,7 +19,7 @@ from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalResult, Lo
 from fedjax_dp.parts.local_sgd import LocalSgd, SgdState, StepDraw
 from fedjax_dp.parts.personal_models import with_pull, without_pull
 from fedjax_dp.parts.pull import INSIDE, Pull
-from fedjax_dp.pytrees import ravel, replace, structure, value
+from fedjax_dp.pytrees import number, ravel, replace, structure, value
 
 
 @value
@@ -34,7 +34,7 @@ class ModelBeside(ClientModels):
     pull: Pull
     noise: float = 1.0
     speed: float = 1.0
-    steps: int = structure(default=1)
+    steps: int = structure(errors.require_count, option="personal_steps", default=1)
     clean: bool = structure(default=False)
 
     equation = (
@@ -60,10 +60,6 @@ class ModelBeside(ClientModels):
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
         return own["model"]
-
-    def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        self.pull.check()
-        self.own_steps.check()
 
 
 @value
@@ -116,7 +112,6 @@ class JointModels(ClientModels):
         return own
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        self.pull.check()
         if self.pull.form == INSIDE:
             remedy = "use after, explicit or implicit"
             raise errors.refuse("proximal", INSIDE, "outside of the clipping where both models share it", remedy)
@@ -132,8 +127,10 @@ class MixedModels(ClientModels):
                  in the first step of a round, from a gradient that is released in any case.
     """
 
-    alpha: float
-    alpha_speed: float = 0.0
+    alpha: float = number(
+        errors.Limits("in [0, 1]", lambda alpha: 0 <= alpha <= 1), remedy="0 is the shared model, 1 the client's own"
+    )
+    alpha_speed: float = number(errors.require_not_negative, default=0.0)
     noise: float = 1.0
     clean: bool = structure(default=False)
 
@@ -192,12 +189,6 @@ class MixedModels(ClientModels):
         alpha, mine = own["alpha"], own["model"]
         return alpha * mine + (1 - alpha) * client.received.params
 
-    def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        if not 0 <= float(self.alpha) <= 1:
-            raise errors.refuse("alpha", self.alpha, "in [0, 1]", "0 is the shared model, 1 the client's own")
-        errors.require_not_negative("alpha_speed", self.alpha_speed)
-        self.own_steps.check()
-
 
 @value
 class FineTuned(ClientModels):
@@ -209,7 +200,7 @@ class FineTuned(ClientModels):
 
     noise: float = 1.0
     speed: float = 1.0
-    steps: int = structure(default=1)
+    steps: int = structure(errors.integers(0, MOST_STEPS), option="personal_steps", default=1)
     clean: bool = structure(default=False)
 
     equation = r"v_k \leftarrow w_T,\ \text{then}\ v_k \leftarrow v_k - \eta_t \tilde g(v_k)"
@@ -230,7 +221,3 @@ class FineTuned(ClientModels):
             return whole
         steps = self.own_steps.of(replace(sgd, rule=replace(sgd.rule, keep=False)))
         return whole + steps.run(self.own_steps.context(client).receiving(whole)).update
-
-    def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        errors.require_integer("personal_steps", self.steps, 0, MOST_STEPS)
-        replace(self.own_steps, steps=None).check()

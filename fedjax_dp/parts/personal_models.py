@@ -20,7 +20,7 @@ from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.local_training import AdditionalRelease
 from fedjax_dp.parts.pull import Pull
 from fedjax_dp.parts.record_privacy import NonPrivate
-from fedjax_dp.pytrees import Part, ravel, replace, structure, tensor_sizes, value
+from fedjax_dp.pytrees import Part, number, ravel, replace, structure, tensor_sizes, value
 
 
 @value
@@ -94,7 +94,6 @@ class OwnModel(ClientModels):
         return own
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        self.pull.check()
         if self.clean and self.shared:
             raise refuse_clean_steps("a model that is sent")
 
@@ -109,7 +108,7 @@ class OwnPart(ClientModels):
     """
 
     head: str = structure(default="head")
-    head_steps: int = structure(default=0)
+    head_steps: int = structure(errors.integers(0, MOST_STEPS), default=0)
 
     @property
     def equation(self) -> str:
@@ -164,7 +163,6 @@ class OwnPart(ClientModels):
         return self.part(client.model).insert(own["head"], client.received.params)
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        errors.require_integer("head_steps", self.head_steps, 0, MOST_STEPS)
         if model is None:
             return
         if all(self.head_tensors(model)):
@@ -191,7 +189,7 @@ class OwnOffset(ClientModels):
     The sum moves with both learning rates, and its change is divided between them at the end.
     """
 
-    speed: float = 1.0
+    speed: float = number(errors.require_not_negative, option="personal_speed", default=1.0)
 
     equation = r"w_k \leftarrow w_k - \eta_t \tilde g(w_k + \theta_k),\ \theta_k \leftarrow \theta_k - \eta'_t \tilde g"
 
@@ -207,6 +205,3 @@ class OwnOffset(ClientModels):
 
     def model_of(self, sgd: LocalSgd, client: ClientContext, server: Any, own: Any) -> jax.Array:
         return client.received.params + own
-
-    def check(self, model: Model | None, sizes: np.ndarray) -> None:
-        errors.require_not_negative("personal_speed", self.speed)

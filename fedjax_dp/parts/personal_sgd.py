@@ -19,7 +19,7 @@ from fedjax_dp.parts.corrections import Floats
 from fedjax_dp.parts.facts import restates
 from fedjax_dp.parts.local_sgd import LocalSgd
 from fedjax_dp.parts.local_training import AdditionalRelease
-from fedjax_dp.pytrees import as_class, value
+from fedjax_dp.pytrees import as_class, check_part, require_numbers, value
 
 
 @restates(LocalSgd)
@@ -82,7 +82,7 @@ class PersonalSgd(LocalSgd):
         return self.sgd.has_client_state or self.models.state_affects_messages
 
     @property
-    def sends_steps(self) -> bool:
+    def sends_steps(self) -> bool:  # type: ignore[override]  # LocalSgd states it as a constant
         return self.models.sends_steps
 
     @property
@@ -90,7 +90,7 @@ class PersonalSgd(LocalSgd):
         return self.sgd.reads_records_outside_round or self.models.own_comes_last
 
     @property
-    def additional_releases(self) -> tuple[AdditionalRelease, ...]:
+    def additional_releases(self) -> tuple[AdditionalRelease, ...]:  # type: ignore[override]
         own, models = self.models.own_steps, self.models
         if own is None:
             return models.releases
@@ -110,9 +110,10 @@ class PersonalSgd(LocalSgd):
         return Floats(*(sum(numbers) for numbers in zip(*each)))
 
     def check(self, sizes: np.ndarray, model: Model | None, rounds: int) -> None:
-        self.sgd.check(sizes, model, rounds)
+        check_part(self.sgd, sizes, model, rounds)
         models, own = self.models, self.models.own_steps
-        models.check(model, sizes)
+        check_part(models, model, sizes)
+        require_numbers(own)
         if own is not None and own.clean and (models.own_is_sent or models.state_affects_messages):
             raise refuse_clean_steps(f"gradients of {type(models).__name__} that act on updates")
         if self.rule.corrects and own is not None and not models.own_comes_last:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from fedjax_dp import errors
 from fedjax_dp.models import Model
 from fedjax_dp.parts.composed_models import PulledTo
-from fedjax_dp.pytrees import structure, value
+from fedjax_dp.pytrees import number, structure, value
 
 AFTER, EXPLICIT, IMPLICIT, INSIDE = "after", "explicit", "implicit", "inside"
 PULLS = (AFTER, EXPLICIT, IMPLICIT, INSIDE)
@@ -25,8 +25,10 @@ class Pull:
           code of Liu et al. 2022).
     """
 
-    strength: float
-    form: Literal["after", "explicit", "implicit", "inside"] = structure(default="after")
+    strength: float = number(errors.require_not_negative)
+    form: Literal["after", "explicit", "implicit", "inside"] = structure(
+        errors.one_of(*PULLS), option="proximal", default="after"
+    )
 
     @property
     def equation(self) -> str:
@@ -51,7 +53,3 @@ class Pull:
         if self.form != INSIDE:
             return model
         return PulledTo.of(model, (jnp.asarray(self.strength, jnp.float32), anchor))
-
-    def check(self) -> None:
-        errors.require_not_negative("strength", self.strength)
-        errors.require_choice("proximal", self.form, PULLS)

@@ -8,14 +8,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedjax_dp import accounting, errors, gradients
+from fedjax_dp import accounting, errors, gradients, validation
 from fedjax_dp.models import Model
 from fedjax_dp.parts.batches import Batches, divisors_of, neighbours_of
 from fedjax_dp.parts.by_round import ByRound, at_round
 from fedjax_dp.parts.clipping import Bound, ClipBatch, ClipRecords, Records, StepReport, report_of
 from fedjax_dp.parts.contexts import StepContext
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, noise_event, require_stateless
-from fedjax_dp.pytrees import client_numbers, field_of, ravel, replace, structure, value
+from fedjax_dp.pytrees import (
+    check_part,
+    client_numbers,
+    field_of,
+    number,
+    ravel,
+    replace,
+    require_numbers,
+    structure,
+    value,
+)
 
 LastRates = Callable[[], np.ndarray]
 LEAST_CLIP = LEAST_RATE = 1e-12  # so that noise over batches and cohorts, or times rates, does not underflow in float32
@@ -27,6 +37,7 @@ class Privatizer(Protocol):
     A privatizer that protects records has a field `noise_multiplier`, a number or one per client `(num_clients,)`. If
     it draws its noise from a `NoiseSource`, that field is called `source`. With a `clip_norm` it is a
     `ClippingPrivatizer`; with the variance of its noise, a `MeasuredPrivatizer`.
+    A method `check(num_clients)` may refuse numbers that are invalid for so many clients.
     """
 
     def gradient(
@@ -71,10 +82,6 @@ class Privatizer(Protocol):
     @property
     def assumptions(self) -> tuple[str, ...]:
         """Required privacy property. The assumptions of the event."""
-        ...
-
-    def check(self, num_clients: int) -> None:
-        """Raise a one-line ConfigurationError for numbers that are invalid for `num_clients` clients."""
         ...
 
 
@@ -169,8 +176,11 @@ class NonPrivate:
     def noise_unit(self, divisor: int) -> float:
         return 0.0
 
-    def check(self, num_clients: int) -> None:
-        pass
+
+def require_clip_norm(what: str, clip_norm: Any) -> None:
+    errors.require_positive(what, clip_norm, "use an algorithm without privacy to train without clipping")
+    if (clip := float(clip_norm)) < LEAST_CLIP:
+        raise errors.refuse(what, clip, f"at least {LEAST_CLIP:g}", "float32 would lose the noise")
 
 
 @value
@@ -187,7 +197,7 @@ class RecordGaussian:
     | zero gradient | stays zero | | |g| = C | unchanged | | NaN or overflowing gradient | contributes zero |
     """
 
-    clip_norm: float
+    clip_norm: float = number(require_clip_norm)
     noise_multiplier: float | np.ndarray | jax.Array
     bound: Bound = ClipRecords()
     source: NoiseSource = WhiteNoise()
@@ -249,7 +259,7 @@ class RecordGaussian:
     def check(self, num_clients: int) -> None:
         check_mechanism(self, num_clients)
         require_stateless(self.source)
-        self.bound.check()
+        check_part(self.bound)
 
 
 @value
@@ -266,7 +276,7 @@ class OutputGaussian:
     noise_by_round, clip_by_round  as for `RecordGaussian`.
     """
 
-    clip_norm: float
+    clip_norm: float = number(require_clip_norm)
     noise_multiplier: float | np.ndarray | jax.Array
     bound: Bound = ClipBatch()
     source: NoiseSource = WhiteNoise()
@@ -374,22 +384,20 @@ def noise_of_clients(noise_multiplier: Any, num_clients: int) -> list[float]:
 
 
 def require_clip_norms(part: Any, rounds: int) -> None:
-    """Refuse a clip norm that becomes so small within `rounds` rounds that its noise underflows."""
-    clip = field_of(part, "clip_by_round")
-    least = math.inf if clip is None else float(part.clip_norm) * float(clip.factors(rounds).min())
+    """Refuse a `clip_by_round` under which the clip norm of a round is so small that its noise underflows."""
+    least = float(part.clip_norm) * float(field_of(part, "clip_by_round").factors(rounds).min())
     if least < LEAST_CLIP:
         got, wanted = f"{least:.3g}", f"at least {LEAST_CLIP:g}"
         raise errors.refuse("clip_norm of every round", got, wanted, "float32 would lose the noise")
 
 
 def check_mechanism(part: Any, num_clients: int) -> None:
-    """Refuse an invalid clip norm or noise multiplier, and invalid changes of them over rounds."""
-    errors.require_positive("clip_norm", part.clip_norm, "use an algorithm without privacy to train without clipping")
-    if (clip := float(part.clip_norm)) < LEAST_CLIP:
-        raise errors.refuse("clip_norm", clip, f"at least {LEAST_CLIP:g}", "float32 would lose the noise")
+    """Refuse an invalid noise multiplier or clip norm, and invalid changes of them over rounds."""
+    require_numbers(part)
     noise = client_numbers("noise_multiplier", part.noise_multiplier, num_clients)
     if not np.all((noise >= 0) & np.isfinite(noise)):
         raise errors.refuse("noise_multiplier", part.noise_multiplier, "zero or positive and finite")
     for what in ("noise", "clip"):
         if (changes := getattr(part, f"{what}_by_round", None)) is not None:
+            validation.require_part(f"{what}_by_round", changes, ByRound)
             changes.check(what)

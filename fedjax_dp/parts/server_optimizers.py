@@ -13,7 +13,7 @@ import optax
 from fedjax_dp import errors, schedules
 from fedjax_dp.parts.by_round import FunctionOfRounds
 from fedjax_dp.parts.transformations import Variance, require_variance, uses_noise_variance
-from fedjax_dp.pytrees import replace, structure, value
+from fedjax_dp.pytrees import check_part, number, replace, structure, value
 
 
 class ServerOptimizer(Protocol):
@@ -24,6 +24,7 @@ class ServerOptimizer(Protocol):
 
     An optional member `final(state, params)` returns the model with which a run would end now, such as a mean over
     rounds; `rounds.final_model` calls it. Without it that model is `params`.
+    A method `check()` may refuse its numbers.
     """
 
     def init(self, params: Any) -> Any:
@@ -44,9 +45,12 @@ class ServerOptimizer(Protocol):
         """
         ...
 
-    def check(self) -> None:
-        """Raise a one-line ConfigurationError for invalid numbers. Numbers are concrete here."""
-        ...
+
+def _refuse_arrays(what: str, content: Any) -> None:
+    for leaf in jax.tree.leaves(content):
+        if np.ndim(leaf):
+            wanted = "a number: it may not hold anything that depends on records"
+            raise errors.refuse(f"{what} of the server", f"an array {np.shape(leaf)}", wanted)
 
 
 @value
@@ -57,7 +61,15 @@ class Server:
     Its `learning_rate` is multiplied by `schedule(round, **timing)`.
     """
 
-    hyperparameters: dict[str, Any]
+    hyperparameters: dict[str, Any] = number(
+        {
+            "learning_rate": lambda _, rate: errors.require_positive("server_learning_rate", rate),
+            **dict.fromkeys(("b1", "b2", "momentum"), errors.require_decay),
+            "nu_init": errors.require_not_negative,
+            "pi": errors.require_positive,
+            "": _refuse_arrays,
+        }
+    )
     factory: Callable[..., optax.GradientTransformation] = structure(default=optax.sgd)
     schedule: Callable[..., jax.Array] = structure(default=schedules.constant)
     timing: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -70,8 +82,8 @@ class Server:
         """
         errors.require_choice("server", name, SERVERS)
         usual = SERVERS[name].hyperparameters
-        for number in numbers:
-            errors.require_choice(f"a number of server {name}", number, [*usual, *MORE_NUMBERS.get(name, ())])
+        for key in numbers:
+            errors.require_choice(f"a number of server {name}", key, [*usual, *MORE_NUMBERS.get(name, ())])
         return replace(SERVERS[name], hyperparameters=usual | numbers)
 
     @property
@@ -94,28 +106,15 @@ class Server:
         moves, state = transform.update(gradient, state, params, variance=variance)
         return optax.apply_updates(params, moves), state
 
-    def check(self) -> None:
+    @functools.cached_property
+    def corrects(self) -> bool:
+        """Whether it uses the variance of the noise. Numbers are concrete here.
+
+        Raises: ConfigurationError without a learning rate.
+        """
         if "learning_rate" not in self.hyperparameters:
             got = dict(self.hyperparameters)
             raise errors.refuse("hyperparameters of the server", got, "with a learning_rate", "add one")
-        for name, number in self.hyperparameters.items():
-            for leaf in jax.tree.leaves(number):
-                if np.ndim(leaf):
-                    wanted = "a number: it may not hold anything that depends on records"
-                    raise errors.refuse(f"{name} of the server", f"an array {np.shape(leaf)}", wanted)
-        errors.require_positive("server_learning_rate", self.hyperparameters["learning_rate"])
-        _ = self.corrects
-        for name in ("b1", "b2", "momentum"):
-            if name in self.hyperparameters and not 0 <= float(self.hyperparameters[name]) < 1:
-                raise errors.refuse(name, self.hyperparameters[name], "in [0, 1)")
-        if "nu_init" in self.hyperparameters:
-            errors.require_not_negative("nu_init", self.hyperparameters["nu_init"])
-        if "pi" in self.hyperparameters:
-            errors.require_positive("pi", self.hyperparameters["pi"])
-
-    @functools.cached_property
-    def corrects(self) -> bool:
-        """Whether it uses the variance of the noise. Numbers are concrete here."""
         return uses_noise_variance(self.factory, self.hyperparameters, "server")
 
 
@@ -170,7 +169,13 @@ class AveragedServer:
 
     base: ServerOptimizer
     weight: Callable[..., jax.Array] = structure()
-    numbers: dict[str, Any] = dataclasses.field(default_factory=dict)
+    numbers: dict[str, Any] = number(
+        {
+            "average_decay": functools.partial(errors.require_decay, remedy="0 is the last model"),
+            "": errors.require_not_negative,
+        },
+        default_factory=dict,
+    )
 
     @property
     def equation(self) -> str:
@@ -197,11 +202,7 @@ class AveragedServer:
         return state.mean
 
     def check(self) -> None:
-        self.base.check()
-        for name, number in self.numbers.items():
-            errors.require_not_negative(name, number)
-        if not float(self.numbers.get("average_decay", 0.0)) < 1:
-            raise errors.refuse("average_decay", self.numbers["average_decay"], "in [0, 1)", "0 is the last model")
+        check_part(self.base)
 
 
 class AdaptiveState(NamedTuple):

@@ -14,6 +14,7 @@ class Transport(Protocol):
 
     Messages are flat `(size,)` float32. Each position of the cohort has an id, int32, and two flags, bool; all are
     `(members,)`: selected  False is padding; present  selected, and the message arrived. The key is used only here.
+    A method `check(members)` may refuse cohorts of so many positions.
     """
 
     @property
@@ -38,10 +39,6 @@ class Transport(Protocol):
     def limit(self, members: int) -> float:
         """Required privacy property. Largest |coordinate| of a message with which no sum overflows."""
         ...
-
-    def check(self, members: int) -> None:
-        """Raise a one-line ConfigurationError if cohorts of `members` positions are not supported."""
-        return None
 
     def message(
         self, key: jax.Array, round_index: Any, position: Any, ids: jax.Array, selected: jax.Array, flat: jax.Array

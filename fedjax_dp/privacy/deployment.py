@@ -21,7 +21,7 @@ from fedjax_dp.parts.cohorts import Cohort
 from fedjax_dp.privacy.protection import noise_of, unit_of
 from fedjax_dp.privacy.qualifiers import Account, Qualifier
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import replace
+from fedjax_dp.pytrees import check_part, replace
 from fedjax_dp.rounds.algorithm import Algorithm
 
 BY_SCHEDULE = ("worst", "expected", "once")  # participation that counts rounds of the simulated clients
@@ -119,7 +119,7 @@ def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms)
     if size > population:
         raise errors.refuse("deployment_cohort", size, f"at most the deployment_population of {population}")
     deployed = clients_of(algorithm, terms)
-    deployed.cohort.check(population)
+    check_part(deployed.cohort, population)
     if deployed.size != size:
         wanted = f"{deployed.size}, as {type(deployed.cohort).__name__} takes so many of {population}"
         raise errors.refuse("deployment_cohort", size, wanted, "or take another --cohort, such as poisson")

@@ -235,7 +235,7 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
     training = training_events(run)
     steps = [step for event in distinct(training) for step, _ in event.leaves()]
     noise = noise_of(algorithm)
-    if terms.deployment is None and algorithm.upload.noise_ratio is not None:
+    if unit_of(algorithm) is Unit.CLIENT and terms.deployment is None and algorithm.upload.noise_ratio is not None:
         noise = np.asarray(noise, float) * float(algorithm.upload.noise_ratio)
     if steps and not np.any(np.asarray(noise) > 0):
         what = "updates" if unit is Unit.CLIENT else "gradients"
@@ -251,6 +251,7 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
                 return no_privacy(num_clients, reason, run.view)
     caveats = [BY_NAME_ALONE.get(participation_mode(run)), *(one.caveat for one in run.qualifiers)]
     further = [one.fields(account) for one in run.qualifiers]
+    names_clients = unit is Unit.RECORD and num_clients <= MOST_NAMES  # else whether they take part is what is hidden
     return Guarantee(
         epsilons,
         delta,
@@ -266,15 +267,9 @@ def unverified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] |
         caveat="; ".join(filter(None, caveats)) or None,
         attacks=() if math.isinf(max(epsilons)) else Deferred(_attacks, distinct(events), delta, terms.accountant),
         noise=None if noise is None else NoiseMultipliers.of(np.ravel(np.asarray(noise, float)).tolist()),
-        names=_client_names(data, unit),
+        names=data.names.listed if data.names is not None and names_clients else (),
         **{name: value for fields in further for name, value in fields.items()},
     )
-
-
-def _client_names(data: FederatedData, unit: Unit) -> tuple[str, ...]:
-    """What clients are called, unless whether they take part is what is hidden."""
-    few = data.names is not None and data.num_clients <= MOST_NAMES
-    return data.names.listed if data.names is not None and few and unit is Unit.RECORD else ()
 
 
 def over_budget(promise: Guarantee, terms: PrivacyTerms) -> Guarantee:

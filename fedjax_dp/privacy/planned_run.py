@@ -23,7 +23,7 @@ from fedjax_dp.parts.record_privacy import require_clip_norms
 from fedjax_dp.privacy.deployment import ClientPopulation, clients_of, of_deployment, standing_for
 from fedjax_dp.privacy.early_stops import of_stop
 from fedjax_dp.privacy.groups import of_groups, require_bound
-from fedjax_dp.privacy.initialization import RANDOM, Initialization, PriorRun, initialization_of
+from fedjax_dp.privacy.initialization import RANDOM, Initialization, initialization_of
 from fedjax_dp.privacy.protection import no_epsilon_reason_of, noise_of, unit_of, view_of
 from fedjax_dp.privacy.qualifiers import Qualifier
 from fedjax_dp.privacy.setup_release import SetupRelease
@@ -66,7 +66,11 @@ class PlannedRun:
     def view(self) -> View:
         """The adversary; by default not weaker than those of the prior runs."""
         view = view_of(self.algorithm, self.terms.view)
-        if self.terms.view is not None or not self.prior_runs or no_epsilon_reason_of(self.algorithm, view):
+        if (
+            self.terms.view is not None
+            or not self.initialization.prior_runs
+            or no_epsilon_reason_of(self.algorithm, view)
+        ):
             return view
         for prior in self.initialization.views:
             if prior.sees_more_than(view) and no_epsilon_reason_of(self.algorithm, prior) is None:
@@ -139,11 +143,6 @@ class PlannedRun:
             return RANDOM
         return self._compute_once(INITIALIZATION, lambda: initialization_of(origins, self.data, self.unit))
 
-    @property
-    def prior_runs(self) -> tuple[PriorRun, ...]:
-        """Finished runs that the Guarantee covers too."""
-        return self.initialization.prior_runs
-
     @functools.cached_property
     def noise_levels(self) -> "NoiseLevels":
         """The factors on the noise multiplier by round, which are fixed beforehand.
@@ -151,8 +150,9 @@ class PlannedRun:
         Raises: ConfigurationError if user-defined parts pass the round to the noise.
         """
         part, local = mechanism_of(self.algorithm), self.algorithm.local
-        require_clip_norms(part, self.rounds)
         changes = field_of(part, "noise_by_round")
+        if field_of(part, "clip_by_round") is not None:
+            require_clip_norms(part, self.rounds)
         if changes is None:
             return NoiseLevels(np.ones(1, np.float32), np.zeros(self.rounds, int), 1.0)
         models = (inner for slot, inner in local.parts if slot == "client models")
@@ -177,9 +177,9 @@ class PlannedRun:
     def draw_seed(self) -> int:
         """Seed of cohorts, batches and noise: `seed`, unless the run continues private phases. Then it is derived from
         both, as identical noise in two phases would cancel in the difference of their releases."""
-        if not self.prior_runs:
+        if not (prior_runs := self.initialization.prior_runs):
             return self.seed
-        prior = json.dumps([self.seed, *(one.phase for one in self.prior_runs)])
+        prior = json.dumps([self.seed, *(one.phase for one in prior_runs)])
         return int.from_bytes(hashlib.sha256(prior.encode()).digest()[:4])
 
     @property
@@ -253,18 +253,13 @@ def plan_run(
         seed=seed,
     )
     _check_unit(planned)
-    _check_log(planned)
+    log = algorithm.cohort.log(data.num_clients)
+    if log is not None and log.num_rounds > rounds and terms.stop_at_epsilon is None:
+        got = f"round {log.num_rounds - 1:,}"
+        raise errors.refuse("participation log", got, f"of rounds 0 to {rounds - 1:,}, those of the run")
     if terms.stop is not None:
         target_of(terms.stop, measures_of_task(task_of(planned.model, data)), "stop")  # refuses what is none
     return planned
-
-
-def _check_log(run: PlannedRun) -> None:
-    """Refuse a log that goes on where the run ends, unless an epsilon ends it."""
-    log = run.algorithm.cohort.log(run.data.num_clients)
-    if log is not None and log.num_rounds > run.rounds and run.terms.stop_at_epsilon is None:
-        got = f"round {log.num_rounds - 1:,}"
-        raise errors.refuse("participation log", got, f"of rounds 0 to {run.rounds - 1:,}, those of the run")
 
 
 def _check_unit(run: PlannedRun) -> None:

@@ -13,7 +13,7 @@ from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.parts.server_optimizers import ServerOptimizer
 from fedjax_dp.parts.transport import PlainSum, Transport
-from fedjax_dp.pytrees import replace, value
+from fedjax_dp.pytrees import check_part, replace, value
 
 
 @displayed
@@ -64,7 +64,7 @@ def without_noise(algorithm: Algorithm) -> Algorithm:
 
 def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
     cohort, aggregate, upload = algorithm.cohort, algorithm.aggregate, algorithm.upload
-    aggregate.check(cohort, len(shares))
+    check_part(aggregate, cohort, len(shares))
     rates, positions = cohort.rates(shares), cohort.capacity(len(shares))
     name = type(cohort).__name__
     if rates is None and (aggregate.needs_rates or upload.extra):

@@ -26,7 +26,7 @@ from fedjax_dp.gradients import JitOfModel, joined, split
 from fedjax_dp.models import Model, NetworkModel, cross_entropy, task_of, usual_model
 from fedjax_dp.models.model import score_shapes
 from fedjax_dp.parts import facts
-from fedjax_dp.pytrees import replace, tensor_sizes
+from fedjax_dp.pytrees import check_part, replace, tensor_sizes
 from fedjax_dp.rounds import metrics, prefetch, unscored
 from fedjax_dp.rounds.algorithm import Algorithm, check_fit
 from fedjax_dp.rounds.clients import HostBlock
@@ -84,7 +84,7 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
     validation.require_part("algorithm", algorithm, Algorithm)
     require_clients(data)
     facts.require_present(algorithm)
-    algorithm.cohort.check(data.num_clients)
+    check_part(algorithm.cohort, data.num_clients)
     log = algorithm.cohort.log(data.num_clients)
     if log is not None and log.num_rounds < rounds:
         got, wanted = f"one of {count(log.num_rounds, 'round')}", f"of all {rounds:,} rounds of the run"
@@ -95,12 +95,12 @@ def check(algorithm: Algorithm, data: FederatedData, rounds: int, model: Model |
         if rounds * each > MOST_STEPS:
             got, wanted = f"{rounds:,} x {each:,}", f"at most {MOST_STEPS:,}"
             raise errors.refuse(f"rounds x {what}", got, wanted, "lower one of them")
-    local.batches.check(sizes)
-    local.privatizer.check(data.num_clients)
-    local.check(sizes, model, rounds)
-    algorithm.upload.check(data.num_clients)
-    algorithm.server.check()
-    algorithm.transport.check(algorithm.cohort.capacity(data.num_clients))
+    check_part(local.batches, sizes)
+    check_part(local.privatizer, data.num_clients)
+    check_part(local, sizes, model, rounds)
+    check_part(algorithm.upload, data.num_clients)
+    check_part(algorithm.server)
+    check_part(algorithm.transport, algorithm.cohort.capacity(data.num_clients))
     check_fit(algorithm, np.asarray(data.shares))
     if getattr(algorithm.server, "corrects", False):
         check_known(algorithm, np.asarray(data.shares))

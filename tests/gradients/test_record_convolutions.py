@@ -191,6 +191,7 @@ def test_networks_have_the_gradients_of_automatic_differentiation(name, monkeypa
         np.testing.assert_allclose(b, c.sum(0), rtol=1e-4, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_filtering_changes_no_more_than_rounding_where_nothing_depends_on_it_by_a_jump(monkeypatch):
     """After some steps of a network with smooth activations, as much as sums in another order, those of the records."""
 

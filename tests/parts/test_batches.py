@@ -11,7 +11,7 @@ from helpers import thinned, usual
 from fedjax_dp import accounting
 from fedjax_dp.errors import ConfigurationError
 from fedjax_dp.parts import batches
-from fedjax_dp.pytrees import value
+from fedjax_dp.pytrees import check_part, value
 
 RULES = [
     rule
@@ -170,7 +170,7 @@ def test_opacus_rate_is_one_over_the_batches_of_a_pass(records, batches_of_pass,
     if records in (25, 41):  # size / records is another rate, and would be seen
         assert abs(joined - steps * 10) / np.sqrt(steps * 10 * (1 - 10 / records)) > 4.89
     with pytest.raises(ConfigurationError, match="poisson_rate"):
-        batches.PoissonBatches(size=10, rate="mine").check(np.array([3]))
+        check_part(batches.PoissonBatches(size=10, rate="mine"))
 
 
 def test_steps_that_a_client_lacks_come_at_the_end_of_each_pass():
@@ -182,7 +182,7 @@ def test_steps_that_a_client_lacks_come_at_the_end_of_each_pass():
 @pytest.mark.parametrize("refused", [{"size": 0}, {"size": 4, "last": "repeat"}])
 def test_what_no_batch_can_be_is_refused(refused):
     with pytest.raises(ConfigurationError):
-        batches.EpochBatches(**refused).check(np.array([3, 9]))
+        check_part(batches.EpochBatches(**refused))
 
 
 def test_places_of_a_pass_are_uniform_in_every_pass():

@@ -10,6 +10,7 @@ import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.accounting import ParticipationLog
 from fedjax_dp.parts import cohorts
+from fedjax_dp.pytrees import check_part
 
 N, DRAWS = 12, 40_000
 SHARES = jnp.asarray(np.random.default_rng(0).dirichlet(np.full(N, 4.0)), jnp.float32)
@@ -43,7 +44,7 @@ LAWS = {
 @pytest.mark.parametrize("name", quick(LAWS, set(LAWS) - {"md"}))
 def test_messages_arrive_at_the_rates_that_estimators_divide_by(name):
     law = LAWS[name]
-    law.check(N)
+    check_part(law, N)
     arrived = messages(sampled(law))
     expected = np.broadcast_to(np.asarray(law.rates(SHARES), float), (N,))
     error = arrived.mean(0) - expected
@@ -90,7 +91,7 @@ LOG = ParticipationLog.of(np.array([[0, 3], [0, 1], [2, 1], [4, 1], [4, 11], [4,
 
 def test_cohorts_of_a_log_are_those_that_it_names():
     law = cohorts.LoggedCohort.of(LOG)
-    law.check(N)
+    check_part(law, N)
     taken = [law.sample(None, jnp.int32(t), SHARES) for t in range(8)]
     members = [np.asarray(one.ids)[np.asarray(one.present)].tolist() for one in taken]
     assert members == [[1, 3], [], [1], [], [0, 1, 11], [], [], []]  # and nobody once it has ended
@@ -113,7 +114,7 @@ def test_stragglers_are_the_slow_ones():
     law = fdp.parts.FirstResponders(cohort=cohorts.AllClients(), latency=pace, size=6)
     arrived = messages(sampled(law, 4000)).mean(0)
     with pytest.raises(errors.ConfigurationError, match="of a cohort of fixed size"):
-        fdp.parts.FirstResponders(cohort=cohorts.PoissonCohort(size=4), size=2).check(N)
+        check_part(fdp.parts.FirstResponders(cohort=cohorts.PoissonCohort(size=4), size=2), N)
     assert arrived[0] < 0.1 < arrived[1:].min()
     assert law.rates(SHARES) is None
 
@@ -145,4 +146,4 @@ BAD = [
 
 @pytest.mark.parametrize(("law", "words"), BAD)
 def test_wrong_cohorts_are_refused_in_one_line(law, words):
-    assert words in refusal(law.check, N)
+    assert words in refusal(check_part, law, N)

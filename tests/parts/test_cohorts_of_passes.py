@@ -21,7 +21,7 @@ from fedjax_dp.parts import (
     TruncatedPoissonCohort,
     cohorts,
 )
-from fedjax_dp.pytrees import value
+from fedjax_dp.pytrees import check_part, value
 from fedjax_dp.rounds.clients import draw_cohort
 
 N, RUNS = 100, 200
@@ -42,7 +42,7 @@ LAWS = {
 @functools.cache
 def attended(law, num_clients, rounds, runs=RUNS):
     """Who is in each round of each run `(runs, rounds, num_clients)`."""
-    law.check(num_clients)
+    check_part(law, num_clients)
     shares = jnp.full(num_clients, 1 / num_clients)
 
     def of(key, now):
@@ -283,4 +283,4 @@ BAD = [
 @pytest.mark.parametrize(("law", "line"), BAD)
 def test_what_cannot_be_drawn_is_refused_in_one_line(law, line):
     with pytest.raises(errors.ConfigurationError, match=line):
-        law.check(N)
+        check_part(law, N)

@@ -9,6 +9,7 @@ from helpers import refusal
 
 import fedjax_dp as fdp
 from fedjax_dp.parts.server_optimizers import AVERAGES, AveragedServer, Server
+from fedjax_dp.pytrees import check_part
 
 ADDS = Server(hyperparameters={"learning_rate": 1.0})
 COMMON = {"cohort_size": 2, "batch_size": 4, "local_steps": 2, "learning_rate": 0.3}
@@ -64,8 +65,9 @@ def test_a_mean_is_an_option_whose_numbers_are_traced(entry):
 
 def test_a_mean_that_cannot_be_meant_is_refused_in_one_line():
     made = fdp.fedavg.of({**COMMON, "average": "exponential", "average_decay": 1.0})
-    assert refusal(made.server.check).startswith("average_decay must be in [0, 1), got 1")
-    assert "average_from" in refusal(fdp.fedavg.of({**COMMON, "average": "polyak", "average_from": -1}).server.check)
+    assert refusal(check_part, made.server).startswith("average_decay must be in [0, 1), got 1")
+    negative = fdp.fedavg.of({**COMMON, "average": "polyak", "average_from": -1}).server
+    assert "average_from" in refusal(check_part, negative)
     assert "unless average is exponential" in refusal(lambda: fdp.fedavg.of({**COMMON, "average_decay": 0.5}))
     for entry in ("mr_mtl", "local", "ifca", "fedper", "fedrep", "apfl", "ppsgd"):
         made = fdp.CATALOGUE[entry]
@@ -75,7 +77,7 @@ def test_a_mean_that_cannot_be_meant_is_refused_in_one_line():
 def test_a_server_is_made_of_numbers_alone():
     """An array could hold records of the clients, past all noise."""
     numbers = {"learning_rate": 1.0, "b1": 0.9, "nesterov": True, "weight_decay": np.float32(0.1)}
-    Server(factory=optax.adamw, hyperparameters=numbers).check()
+    check_part(Server(factory=optax.adamw, hyperparameters=numbers))
     for held in (np.ones((3, 2)), {"a layer": np.ones(3)}):
         server = Server(factory=optax.adamw, hyperparameters=numbers | {"weight_decay": held})
-        assert "weight_decay of the server must be a number" in refusal(server.check)
+        assert "weight_decay of the server must be a number" in refusal(check_part, server)

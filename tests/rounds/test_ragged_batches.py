@@ -110,9 +110,7 @@ class Another(parts.FixedBatches):
     """Batches by other rules, stated in full: what is wrong is put into one of the members."""
 
     even, rate = True, "size"
-    count, sampling, divisor, check = (
-        getattr(parts.PoissonBatches, name) for name in ("count", "sampling", "divisor", "check")
-    )
+    count, sampling, divisor = (getattr(parts.PoissonBatches, name) for name in ("count", "sampling", "divisor"))
     sample = parts.PoissonBatches.sample
 
 
@@ -121,7 +119,7 @@ class SecretDivisor(Another):
     """Divides by how many records there are in the batch, which add-remove neighbours are to be hidden in."""
 
     even = True
-    count, sampling, divisor, check = Another.count, Another.sampling, Another.divisor, Another.check
+    count, sampling, divisor = Another.count, Another.sampling, Another.divisor
 
     def sample(self, key, records, steps, largest, smallest):
         batch = Another.sample(self, key, records, steps, largest, smallest)
@@ -133,7 +131,7 @@ class RateOfB(Another):
     """States the rate B / n_k, which is above 1 where clients are smaller than a batch."""
 
     even = True
-    count, sample, divisor, check = Another.count, Another.sample, Another.divisor, Another.check
+    count, sample, divisor = Another.count, Another.sample, Another.divisor
 
     def sampling(self, records):
         return accounting.Poisson(self.size / records)
@@ -144,9 +142,7 @@ class StatesMoreThanThereAre(parts.FixedBatches):
     """A client with fewer records than a batch is stated to be sampled."""
 
     even = True
-    count, sample, divisor, check = (
-        getattr(parts.FixedBatches, name) for name in ("count", "sample", "divisor", "check")
-    )
+    count, sample, divisor = (getattr(parts.FixedBatches, name) for name in ("count", "sample", "divisor"))
 
     def sampling(self, records):
         return accounting.WithoutReplacement(min(self.size, max(records - 1, 1)), records)

@@ -61,7 +61,10 @@ def test_a_private_run_counts_records_without_a_finite_loss(unit, where):
 
 
 @pytest.mark.parametrize("algorithm", [*PRIVATE.values(), PLAIN], ids=[*PRIVATE, "plain"])
-@pytest.mark.parametrize(("train", "test", "what"), [(40, 0, "40 of 40 training"), (0, 1, "1 of 40 test")])
+@pytest.mark.parametrize(
+    ("train", "test", "what"),
+    [pytest.param(40, 0, "40 of 40 training", marks=pytest.mark.slow), (0, 1, "1 of 40 test")],
+)
 def test_where_all_are_lost_or_a_test_record_the_run_stops_in_one_line(algorithm, train, test, what):
     told = refusal(trained, algorithm, train, test)
     assert f"{what} records without one before the first" in told
