@@ -204,7 +204,7 @@ def _against_x(axis: Any, rows: Sequence[ResultRow], done: Reproduction, panel: 
     places = list(dict.fromkeys(row.place.x for row in rows))
     numbers = [x for x in places if isinstance(x, int | float)]
     numeric = len(numbers) == len(places)
-    spread = numeric and min(numbers) > 0 and max(numbers) / min(numbers) > 20
+    heights = [result.mean for row in rows for result in row.readings.values() if result.mean is not None]
     position = {x: (x if numeric else places.index(x)) for x in places}
     for key in dict.fromkeys(row.place.line for row in rows):
         look = _line_look(done, key)
@@ -221,9 +221,16 @@ def _against_x(axis: Any, rows: Sequence[ResultRow], done: Reproduction, panel: 
         published = [(position[row.place.x], row.published) for row in own if row.published is not None]
         if published:
             axis.plot(*zip(*published, strict=True), color=look["color"], **PUBLISHED)
-    if spread:
+    if numeric and _spread(numbers):
         axis.set_xscale("log")
+    if MEASURES[rows[0].metric].better < 0 and _spread(heights):  # errors, of which the smallest matter
+        axis.set_yscale("log")
     if not numeric:
         axis.set_xticks(range(len(places)), labels=list(map(str, places)))
     along = panel.options.get("along", done.recipe.along)
     axis.set_xlabel((along or "").replace("_", " "))
+
+
+def _spread(numbers: Sequence[float]) -> bool:
+    """Whether numbers are positive and so far apart that a linear axis would hide the small ones."""
+    return min(numbers) > 0 and max(numbers) / min(numbers) > 20
