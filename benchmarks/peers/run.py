@@ -37,6 +37,7 @@ import numpy as np
 import quiet
 import workloads
 
+import fedjax_dp as fdp
 from fedjax_dp.experiments import environment
 
 HERE = pathlib.Path(__file__).parent
@@ -183,7 +184,7 @@ def compared(
     workload: str, names: list[str], repeats: int, setting: Setting, keep: Callable[[dict], None] = lambda found: None
 ) -> dict:
     """Milliseconds a round of every contender, in turns; `keep` gets what is known after every turn."""
-    workers, gaps, reasons, turns, peaks = {}, {}, {}, {}, {}
+    workers, gaps, reasons, turns, peaks, looks = {}, {}, {}, {}, {}, {}
 
     def take(name: str, act: Callable[[], None]) -> bool:
         """Whether a contender that does something still takes part."""
@@ -210,6 +211,7 @@ def compared(
         answer = quiet.undisturbed(workers[name].turn)
         turns.setdefault(name, []).append(float(np.median(answer["ms"])))
         peaks[name] = answer["peak_mb"]
+        looks.setdefault(name, []).extend(answer["accuracy"])
 
     def found() -> dict:
         rows = {}
@@ -220,6 +222,7 @@ def compared(
                 "spread": quiet.spread(ms),
                 "turns": list(ms),
                 "peak_mb": peaks[name],
+                **({"accuracies": list(looks[name])} if looks[name] else {}),
                 "times_ours": float(np.median(np.array(ms[:pairs]) / turns["ours"][:pairs]))
                 if "ours" in turns
                 else None,
@@ -282,7 +285,8 @@ def table(results: dict) -> str:
                 cells.append("-" if name not in w["reasons"] else "no: " + w["reasons"][name])
                 continue
             ratio = "" if name == "ours" or row["times_ours"] is None else f", {shown(row['times_ours'])}x"
-            cells.append(f"{shown(row['ms'])} ms{ratio}{' (disturbed)' if name in w['disturbed'] else ''}")
+            hits = f", {100 * row['accuracies'][-1]:.1f}%" if "accuracies" in row else ""
+            cells.append(f"{shown(row['ms'])} ms{ratio}{hits}{' (disturbed)' if name in w['disturbed'] else ''}")
         lines.append(f"| {PEERS[name].title} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -336,9 +340,12 @@ def publish(results: dict, path: pathlib.Path) -> None:
     legend = "\n".join(f"* {peer.title}: {peer.about}" for peer in PEERS.values())
     heading = "# Milliseconds per round, and times ours\n\nWritten by `python benchmarks/peers/run.py`."
     tables = "\n\n".join([*map(table, grouped(results)), *published(results)])
-    path.with_suffix(".md").write_text(f"{heading}\n\n{tables}\n\n{legend}\n")
-    if any(found["rows"] for found in results.values()):
-        draw(results, path.with_suffix(".png"))
+    looks = (
+        "A percentage is the accuracy on the test set after the last turn, from each system's own initial parameters."
+    )
+    path.with_suffix(".md").write_text(f"{heading}\n\n{tables}\n\n{looks}\n\n{legend}\n")
+    if measured := {name: found for name, found in results.items() if found["rows"]}:
+        draw(measured, path.with_suffix(".png"))
 
 
 def place(item: str) -> tuple[int, int]:
@@ -392,6 +399,11 @@ def main() -> None:
     file = path.with_suffix(".json")
     known = json.loads(file.read_text())["workloads"] if file.exists() else {}
     about = {"hardware": environment.device(), "date": datetime.datetime.now(datetime.UTC).date().isoformat()}
+    if any(workloads.named(workload).images for workload in chosen):
+        os.environ["PEERS_IMAGES"] = str(work / "cifar10.npz")
+        dataset, count = fdp.load("cifar10"), workloads.WORKLOADS["cifar-images"].clients * 50
+        order = np.random.default_rng(0).permutation(len(dataset.x_train))[:count]
+        np.savez(work / "cifar10.npz", dataset.x_train[order], dataset.y_train[order], dataset.x_test, dataset.y_test)
     for workload in chosen:
 
         def keep(found: dict, workload: str = workload) -> None:

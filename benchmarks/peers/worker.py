@@ -40,7 +40,7 @@ def main():
         answers.flush()
 
     contender = importlib.import_module(f"contenders.{name}")
-    run, gradient = contender.make(workload)
+    run, gradient, *accuracy = contender.make(workload)  # on the test set, of those that look at it
     file = None
     if gradient is not None:
         file = str(folder / f"{workload.name}-{name}.npz")
@@ -56,7 +56,7 @@ def main():
             done = run()  # rounds done since, or the milliseconds of each where the contender has to look itself
             found += [1e3 * (time.perf_counter() - began) / done] if isinstance(done, int) else done
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        answer(ms=found, peak_mb=peak)
+        answer(ms=found, peak_mb=peak, accuracy=[look() for look in accuracy])
 
 
 main()

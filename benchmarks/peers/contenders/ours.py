@@ -13,7 +13,15 @@ from fedjax_dp.models import cnn, logistic_regression, mlp
 from fedjax_dp.models.vision import halve
 from fedjax_dp.rounds import simulation
 
-ROUNDS = {"W3": 2, "W3dp": 5, "cifar": 2, "cifar-client": 2, "cifar-record": 2}
+ROUNDS = {
+    "W3": 2,
+    "W3dp": 5,
+    "cifar": 2,
+    "cifar-client": 2,
+    "cifar-record": 2,
+    "cifar-images": 5,
+    "cifar-images-client": 5,
+}
 
 
 class Cifar(nn.Module):
@@ -28,6 +36,8 @@ class Cifar(nn.Module):
 
 
 def model_of(w):
+    if w.images:
+        return fdp.models.simple_cnn(w.shape, workloads.CLASSES)
     if w.model == "pfl":
         return fdp.model(Cifar(), w.shape)
     return {"logistic": logistic_regression, "mlp": lambda *a: mlp(*a, (1200,)), "cnn": cnn}[w.model](w.shape, 10)
@@ -37,7 +47,7 @@ def settings_of(w):
     return {
         "cohort_size": w.cohort,
         "batch_size": w.batch,
-        "local_steps": w.steps,
+        **({"batches": "epochs", "local_steps": 1} if w.images else {"local_steps": w.steps}),
         "learning_rate": w.rate,
         "schedule": "constant",
         "l2": 0.0,
@@ -45,7 +55,7 @@ def settings_of(w):
 
 
 def algorithm_of(w):
-    noise = {"clip_norm": w.clip_norm, "noise_multiplier": workloads.NOISE_MULTIPLIER}
+    noise = {"clip_norm": w.clip_norm, "noise_multiplier": w.noise_multiplier}
     if w.private == "record":
         return fdp.dpnfl(**settings_of(w), **noise)
     if w.private == "client":  # a cohort of fixed size, as the others draw it
@@ -71,6 +81,13 @@ def rounds_of(w, algorithm, data, model, execution=None):
         jax.block_until_ready((held[0], report))
         return each
 
+    def accuracy():
+        x, y = workloads.images()[2:]
+        each = jax.jit(lambda params, x: jnp.argmax(jax.vmap(model.scores, (None, 0))(params, x / 255.0), -1))
+        parts = [each(held[0].params, part) for part in np.array_split(x, len(x) // 500)]
+        return float(np.mean(np.concatenate(parts) == y))
+
+    run.accuracy = accuracy
     return run
 
 
@@ -90,7 +107,7 @@ def gradient_of(w, model):
 def make(w):
     model = model_of(w)
     run = rounds_of(w, algorithm_of(w), clients_of(w), model)
-    return run, gradient_of(w, model) if w.private == "record" else None
+    return run, gradient_of(w, model) if w.private == "record" else None, *([run.accuracy] if w.images else [])
 
 
 def in_order(params):
