@@ -78,7 +78,7 @@ class Turns:
         self.taken += 1
         if self.name == "torch_func" and self.taken > 1:
             raise sys.modules["run"].Refused("out of memory")
-        return {"ms": [10.0 if self.name == "ours" else 30.0], "peak_mb": 1.0}
+        return {"ms": [10.0 if self.name == "ours" else 30.0], "peak_mb": 1.0, "accuracy": []}
 
     def stop(self):
         pass

@@ -193,6 +193,7 @@ def assemble(
     if np.any(np.asarray(options["dropout"]) != 0):
         cohort = parts.Dropout(cohort=cohort, rate=options["dropout"])
     if options["microbatch"] is not None:
+        errors.require_count("microbatch", options["microbatch"])
         bound = getattr(privatizer, "bound", None)
         if not hasattr(bound, "microbatch"):
             raise errors.refuse("microbatch", options["microbatch"], "left out where no record is clipped", "drop it")

@@ -110,7 +110,7 @@ def sums(model, params, x, y, mask, clip_norm):
     return gradients.clipped_sum(model, params, x, y, mask, clip_norm), gradients.plain_sum(model, params, x, y, mask)
 
 
-@pytest.fixture(params=[1, 10**9], ids=["one record at a time", "all at once"])
+@pytest.fixture(params=[pytest.param(1, marks=pytest.mark.slow), 10**9], ids=["one record at a time", "all at once"])
 def cache(request, monkeypatch):
     monkeypatch.setattr(record_convolutions, "CACHE", request.param)
 
@@ -238,6 +238,7 @@ def test_an_image_that_is_not_finite_spoils_a_plain_sum_and_is_left_out_of_a_cli
     assert np.linalg.norm(ravel(clipped.total)[0]) <= RECORDS * CLIP
 
 
+@pytest.mark.slow
 def test_bfloat16_images_with_a_float32_result_are_not_filtered(monkeypatch):
     """Their sums would round; the products do not."""
 

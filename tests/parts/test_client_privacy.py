@@ -295,10 +295,11 @@ def test_parts_combine_freely_and_are_accounted(data):
     [
         (ClientGaussian(clip_norm=1e15, noise_multiplier=1.0), fdp.parts.SecureSum(), 2),
         (ClientGaussian(clip_norm=1e15, noise_multiplier=1.0), fdp.parts.SecureSum(bits=64), 2),
-        (
+        pytest.param(
             ClientSkellam(clip_norm=60_000 / 2**10, noise_multiplier=1.2),
             fdp.parts.SecureSum(fractional_bits=10),
             40_000,
+            marks=pytest.mark.slow,
         ),
     ],
 )
