@@ -14,7 +14,7 @@ MOST = {
     "public class names that stand twice": 0,
     "lines of the core": 45_747,
     "lines of tools": 18_930,
-    "lines of tests": 45_786,
+    "lines of tests": 45_784,
 }
 
 

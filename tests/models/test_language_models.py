@@ -72,7 +72,7 @@ def scores_of(model, ids):
     return np.stack([np.asarray(model.scores(params, x)) for x in ids])
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", quick(LAYOUTS, SCORED))
 def test_scores_are_those_of_transformers(tmp_path, name):
     case = LAYOUTS[name]
     got = scores_of(model_of(write_folder(tmp_path / name, case), case), inputs_of(case))
@@ -97,11 +97,8 @@ def test_padding_at_the_end_changes_nothing(tmp_path, name):
         )
 
 
-@pytest.mark.parametrize(
-    "adapter",
-    quick(GOLDEN["adapters"], [case for case in GOLDEN["adapters"] if case["name"] == "roberta_query_value"]),
-    ids=lambda case: case["name"],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", GOLDEN["adapters"], ids=lambda case: case["name"])
 def test_adapters_are_those_of_peft(tmp_path, adapter):
     case, config, expected = LAYOUTS[adapter["base"]], adapter["adapter_config"], adapter["expected"]
     folder = tmp_path / "adapter"
@@ -145,7 +142,8 @@ def test_a_merged_model_is_read_as_its_base_is(tmp_path):
     np.testing.assert_allclose(scores_of(model_of(merged, case), inputs_of(case)), want, atol=2e-6)
 
 
-@pytest.mark.parametrize("name", quick(["bert_masked", "roberta_masked"], ["roberta_masked"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["bert_masked", "roberta_masked"])
 def test_masked_tokens_are_learnt_where_targets_are(tmp_path, name):
     case = LAYOUTS[name]
     model, ids = model_of(write_folder(tmp_path, case), case), inputs_of(case)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import refusal
+from helpers import quick, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
@@ -60,13 +60,13 @@ def test_a_private_run_counts_records_without_a_finite_loss(unit, where):
     assert (last.clipped if unit == "records" else last.train_loss) is None
 
 
-@pytest.mark.parametrize("algorithm", [*PRIVATE.values(), PLAIN], ids=[*PRIVATE, "plain"])
+@pytest.mark.parametrize("algorithm", quick([*PRIVATE, "plain"], ["clients"]))
 @pytest.mark.parametrize(
     ("train", "test", "what"),
     [pytest.param(40, 0, "40 of 40 training", marks=pytest.mark.slow), (0, 1, "1 of 40 test")],
 )
 def test_where_all_are_lost_or_a_test_record_the_run_stops_in_one_line(algorithm, train, test, what):
-    told = refusal(trained, algorithm, train, test)
+    told = refusal(trained, PRIVATE.get(algorithm, PLAIN), train, test)
     assert f"{what} records without one before the first" in told
     assert "learning rate" not in told
 
