@@ -11,7 +11,8 @@ from helpers import refusal
 
 import fedjax_dp as fdp
 from fedjax_dp import errors
-from fedjax_dp.pytrees import check_part, number, structure, value
+from fedjax_dp.parts import clusters
+from fedjax_dp.pytrees import check_part, number, replace, structure, value
 
 
 @value
@@ -91,3 +92,28 @@ def test_what_a_number_may_be_stands_at_its_field(part, line):
     check_part(Outer(several=(Inner(most=3),), numbers={"decay": jnp.float32(0.5), "other": 2}), 2)
     check_part(Inner(speed=np.float32(3)), 2)  # it has no method of its own
     assert refusal(check_part, part, 2) == line
+
+
+@value
+class Redeclared(fdp.parts.RecordGaussian):
+    clip_norm: float = 1.0
+
+
+@value
+class OwnChoice(clusters.ClusterChoice):
+    """A choice of one's own, whose fields say nothing of their numbers."""
+
+    bound: float
+    rounds: int | None = structure(default=None)
+
+
+def test_numbers_that_privacy_needs_are_checked_where_a_class_of_ones_own_writes_the_field_anew():
+    check_part(Redeclared(noise_multiplier=1.0), 3)
+    assert "clip_norm must be positive" in refusal(check_part, Redeclared(clip_norm=-1.0, noise_multiplier=1.0), 3)
+    for choice, name in ((OwnChoice(bound=-1.0), "loss_bound"), (OwnChoice(bound=1.0, rounds=0), "choices")):
+        assert f"{name} must be" in refusal(clusters.OwnClusters.check, fake(choice), None, np.ones(2))
+
+
+def fake(choice):
+    """Clusters with a choice that lacks members, which only a whole run would miss."""
+    return replace(clusters.OwnClusters(choice=clusters.GaussianChoice(bound=1.0), number=2), choice=choice)

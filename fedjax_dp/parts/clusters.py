@@ -52,9 +52,9 @@ class GaussianChoice(ClusterChoice):
     rounds  number of the client's first rounds in which it chooses; None: all.
     """
 
-    bound: float = number(errors.require_positive, option="loss_bound")
+    bound: float
     noise: float = number(errors.require_positive, option="choice_noise", default=1.0)
-    rounds: int | None = structure(errors.require_count, option="choices", default=None)
+    rounds: int | None = structure(default=None)
 
     equation = r"c_k = \arg\min_j \bar\ell_j + \mathcal{N}(0, (z_s \sqrt{k}\, b / 2 n)^2)"
 
@@ -81,9 +81,9 @@ class GumbelChoice(ClusterChoice):
     accountants use. `epsilon` fixes the noise: calibration does not change it.
     """
 
-    bound: float = number(errors.require_positive, option="loss_bound")
+    bound: float
     epsilon: float = number(errors.require_positive, option="choice_epsilon")
-    rounds: int | None = structure(errors.require_count, option="choices", default=None)
+    rounds: int | None = structure(default=None)
 
     equation = r"c_k = \arg\min_j \bar\ell_j - \text{Gumbel}(2 b / (n \epsilon_s))"
 
@@ -173,3 +173,6 @@ class OwnClusters(ClientModels):
 
     def check(self, model: Model | None, sizes: np.ndarray) -> None:
         check_part(self.choice)
+        errors.require_positive("loss_bound", self.choice.bound)
+        if self.choice.rounds is not None:
+            errors.require_count("choices", self.choice.rounds)

@@ -394,6 +394,7 @@ def require_clip_norms(part: Any, rounds: int) -> None:
 def check_mechanism(part: Any, num_clients: int) -> None:
     """Refuse an invalid noise multiplier or clip norm, and invalid changes of them over rounds."""
     require_numbers(part)
+    require_clip_norm("clip_norm", part.clip_norm)  # a subclass may have written the field anew
     noise = client_numbers("noise_multiplier", part.noise_multiplier, num_clients)
     if not np.all((noise >= 0) & np.isfinite(noise)):
         raise errors.refuse("noise_multiplier", part.noise_multiplier, "zero or positive and finite")
