@@ -18,7 +18,8 @@ from fedjax_dp.gradients.equations import bind, convolution_of, dot_of, gather_o
 from fedjax_dp.gradients.views import ParameterView, move_elements
 
 HUGE = 2.0**126  # its square is not finite in float32
-LARGE = 5  # from this side on, a GPU builds windows axis by axis; for 3 x 3 that saves too few branches
+LARGE = 5  # from this side on, windows are built axis by axis where it helps; for 3 x 3 that saves too little
+NARROW = 4  # channels from which on a CPU copies long enough runs at once
 
 
 class Geometry(Protocol):
@@ -244,9 +245,10 @@ class Convolution:
             return jnp.concatenate(views, axis=-1) if len(views) > 1 else views[0]
 
         def by_axis(x: jax.Array) -> jax.Array:
-            """Concatenate in two steps: a GPU kernel branches for each piece, here ten instead of 25 for 5 x 5.
+            """Concatenate in two steps: ten pieces instead of 25 for 5 x 5.
 
-            Without the barrier both steps would fuse into one kernel with all branches.
+            A GPU kernel branches for each piece, and a CPU copies a row of the window instead of one or a few numbers.
+            Without the barrier both steps would fuse into one with all pieces.
             """
 
             def along(x: jax.Array, axis: int) -> jax.Array:
@@ -261,7 +263,8 @@ class Convolution:
         if self.groups > 1:
             return at_once(x)
         large = len(size) == 2 and min(size) >= LARGE and all(outs)
-        seen = lax.platform_dependent(x, cuda=by_axis, default=at_once) if large else at_once(x)
+        on_cpu = by_axis if x.shape[-1] < NARROW else at_once
+        seen = lax.platform_dependent(x, cuda=by_axis, cpu=on_cpu, default=at_once) if large else at_once(x)
         return seen[..., None, :]
 
     def matrix(self, x: Any) -> Any:

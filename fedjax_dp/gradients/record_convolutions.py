@@ -70,7 +70,8 @@ class RecordConvolution(Convolution):
                 edges = [(size - 1 - low, size - 1 - high, 0) for size, (low, high) in sides]
                 return winograd.convolve(lax.pad(e, jnp.zeros((), e.dtype), [(0, 0, 0), *edges, (0, 0, 0)]), turned)
 
-            return _over_blocks(gradient, rows_of(e), e)
+            # Without the barrier every reader of the gradient would add up its windows again.
+            return lax.optimization_barrier(_over_blocks(gradient, rows_of(e), e))
 
         def rows_of(records: jax.Array) -> int:
             return rows_at_once(len(records), windows)
