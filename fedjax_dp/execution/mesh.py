@@ -254,6 +254,8 @@ class CohortLayout:
         self.short = self.parts * self.chunks * self.chunk - count
         self.each = math.ceil(self.parts / execution.groups)  # parts on a device
         self.spare = self.each * execution.groups - self.parts
+        members = 1 if in_turn else self.chunks * self.chunk
+        self.filled = min(self.parts, math.ceil(count / members))  # parts with members, which come first
 
     def to_parts(self, a: jax.Array) -> jax.Array:
         """Rows `(count + short, ...)` as `(parts, chunks, chunk, ...)`."""
@@ -347,13 +349,15 @@ def sum_over_clients(
         if execution.parts is None:
             total, out = one_share(shared, jax.tree.map(lambda a: a[0], rows))
             return (lax.psum(total, AXIS) if execution.groups > 1 else total), jax.tree.map(lambda a: a[None], out)
+        if execution.groups == 1:
+            rows = jax.tree.map(lambda a: a[: layout.filled], rows)
         # Stored before they are added, as between devices: else a multiplication would fuse with the addition.
         sums, out = lax.map(lambda row: one_share(shared, row), rows)
         if execution.groups > 1:
             sums = lax.all_gather(sums, AXIS, tiled=True)
         first = jax.tree.map(lambda a: a[0], sums)
         return lax.fori_loop(
-            1, execution.parts, lambda i, total: jax.tree.map(lambda t, a: t + a[i], total, sums), first
+            1, layout.filled, lambda i, total: jax.tree.map(lambda t, a: t + a[i], total, sums), first
         ), out
 
     if execution.groups > 1:
