@@ -4,7 +4,9 @@ One forward and one backward pass over the batch give the factors of the norm fo
 gradient is a sum of outer products, and the record gradients of all other parameters; see `analysis.py`.
 """
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +21,7 @@ from fedjax_dp.gradients.outer_products import OuterProduct
 from fedjax_dp.gradients.record_independence import require_own_operations
 
 MEMORY = 2**28  # bytes of record gradients in memory at once
+FEW_ON_CPU = 32  # records that a CPU computes at once where there are convolutions, whose activations fill its cache
 TINY = 1e-12  # below this norm a gradient counts as zero in the clip factor
 
 
@@ -29,7 +32,7 @@ class BatchGradient(NamedTuple):
     losses: jax.Array  # (records,); zero on padding
     clipped: jax.Array  # (records,) bool: whether the record's gradient was scaled down
     norms: jax.Array  # (records,): norms of the gradients before clipping; zero if not computed
-    lost: jax.Array | bool = False  # (records,) bool: whether the gradient was not finite and so left out
+    lost: jax.Array  # (records,) bool: whether the gradient was not finite and so left out
 
 
 def clip_factors(squared_norms: jax.Array, mask: jax.Array, clip_norm: jax.Array | float) -> jax.Array:
@@ -56,39 +59,68 @@ def clipped_sum(
     Sensitivity: C under add-remove, 2 C under replace-one, up to float32 rounding. A record whose squared norm is not
                  finite (NaN, or a norm above 1.8e19) contributes zero, so the bound holds for every input.
     microbatch   records computed at once, to bound memory; by default as many as keep the built record gradients
-                 within MEMORY.
+                 within MEMORY, and on a CPU few where there are convolutions.
     Raises:      ConfigurationError for a model without such a loss.
     """
-    plan, frozen = loss_plan(model, params, x, y, keys), split(model)[1]
+    plan = loss_plan(model, params, x, y, keys)
+    several = functools.partial(_clipped_part, plan, params, split(model)[1], clip_norm)
+    most = microbatch or max(1, MEMORY // max(1, plan.bytes_per_record))
+    return _sum_in_parts(several, params, (x, y, keys), mask, most, few=microbatch is None and bool(plan.kernels))
+
+
+def _sum_in_parts(
+    several: Callable[[Any, jax.Array], BatchGradient],
+    params: Any,
+    record: Any,
+    mask: jax.Array,
+    most: int,
+    few: bool,
+) -> BatchGradient:
+    """`several(record, mask)` over all records, `most` of them at once; with `few`, FEW_ON_CPU on a CPU.
+
+    A CPU skips parts that are padding, such as the end of most Poisson samples.
+    """
     records = mask.shape[0]
-    rows = min(records, microbatch or max(1, MEMORY // max(1, plan.bytes_per_record)))
+    on_cpu = min(most, FEW_ON_CPU) if few and records > 2 * FEW_ON_CPU else most
 
-    def part(at: jax.Array | None) -> BatchGradient:
-        def some(a: jax.Array) -> jax.Array:
-            return a if at is None else a[at % records]
+    def in_parts(rows: int, skips: bool) -> BatchGradient:
+        if rows >= records:
+            return several(record, mask)
+        count = math.ceil(records / rows)
 
-        real = mask if at is None else mask[at % records] & (at < records)
-        return _sum_part(plan, params, frozen, jax.tree.map(some, (x, y, keys)), real, clip_norm)
+        def part(at: jax.Array) -> BatchGradient:
+            real = mask[at % records] & (at < records)
 
-    def add(sum_: Any, at: jax.Array) -> tuple[Any, Any]:
-        done = part(at)
-        return jax.tree.map(jnp.add, sum_, done.total), done._replace(total=None)
+            def one() -> BatchGradient:
+                return several(jax.tree.map(lambda a: a[at % records], record), real)
 
-    if rows >= records:
-        return part(None)
-    parts = math.ceil(records / rows)
-    positions = jnp.arange(parts * rows).reshape(parts, rows)
-    total, probes = lax.scan(add, jax.tree.map(jnp.zeros_like, params), positions)
-    return BatchGradient(total, *(probe.reshape(-1)[:records] for probe in probes[1:]))
+            def none() -> BatchGradient:
+                return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), jax.eval_shape(one))
+
+            return lax.cond(jnp.any(real), one, none) if skips else one()
+
+        def add(total: Any, at: jax.Array) -> tuple[Any, Any]:
+            done = part(at)
+            return jax.tree.map(jnp.add, total, done.total), done._replace(total=None)
+
+        positions = jnp.arange(count * rows).reshape(count, rows)
+        total, probes = lax.scan(add, jax.tree.map(jnp.zeros_like, params), positions)
+        return BatchGradient(total, *(probe.reshape(-1)[:records] for probe in probes[1:]))
+
+    if on_cpu >= records:
+        return several(record, mask)
+    return lax.platform_dependent(
+        cpu=functools.partial(in_parts, on_cpu, True), default=functools.partial(in_parts, most, False)
+    )
 
 
-def _sum_part(
+def _clipped_part(
     plan: GradientPlan,
     params: Any,
     frozen: Any,
+    clip_norm: jax.Array | float,
     record: Any,
     mask: jax.Array,
-    clip_norm: jax.Array | float,
 ) -> BatchGradient:
     """The clipped sum over records computed at once."""
     leaves, structure = jax.tree.flatten(params)
@@ -143,8 +175,14 @@ def plain_sum(
 ) -> BatchGradient:
     """Sum over records of the gradients without clipping; no bound, no privacy."""
     plan = loss_plan(model, params, x, y, keys)
+    several = functools.partial(_plain_part, plan, params, split(model)[1])
+    return _sum_in_parts(several, params, (x, y, keys), mask, mask.shape[0], few=bool(plan.kernels))
+
+
+def _plain_part(plan: GradientPlan, params: Any, frozen: Any, record: Any, mask: jax.Array) -> BatchGradient:
+    """The sum over records computed at once."""
     leaves, structure = jax.tree.flatten(params)
-    frozen, kernels = split(model)[1], plan.kernels
+    kernels = plan.kernels
     sites = {path: _WithProbe(outer_product) for path, outer_product, _ in kernels}
     separate = frozenset().union(*(outer_product.view.leaves for _, outer_product, _ in kernels))
 
@@ -153,7 +191,7 @@ def plain_sum(
             own = [free.get(at, leaf) for at, leaf in enumerate(leaves)]
             return plan.run(own, frozen, record, probes, program.nest(sites))
 
-        values, seen = jax.vmap(one)((x, y, keys), probes)
+        values, seen = jax.vmap(one)(record, probes)
         values = jnp.where(mask, values, 0.0)
         return values.sum(), (values, seen)
 
@@ -165,7 +203,8 @@ def plain_sum(
         factors: Any = outer_product.factors(program.entry_at(seen, path), program.entry_at(cotangents, path))
         gradients |= outer_product.view.put_back(outer_product.gradient(convolution.total(*factors)), leaves)
     gradient = jax.tree.unflatten(structure, [gradients[at] for at in range(len(leaves))])
-    return BatchGradient(gradient, values, jnp.zeros(mask.shape, bool), jnp.zeros(mask.shape))
+    nothing = jnp.zeros(mask.shape, bool)
+    return BatchGradient(gradient, values, nothing, jnp.zeros(mask.shape), nothing)
 
 
 def loss_plan(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> GradientPlan:
