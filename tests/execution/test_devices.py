@@ -4,10 +4,13 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 from helpers import quick, usual
 
 from fedjax_dp import devices
+from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.tools.cli import main
 
 CASES = {
@@ -95,6 +98,21 @@ def test_one_device_is_as_many(law):
     names = "('dpnfl', 'scaffold', 'median')" if "rounded" in law or "host" in law else "cases"
     told = f"{MANY}\nprint([name for name in {names} if not {ON_MANY[law]}])"
     assert child(told, **{devices.CPU_DEVICES: "8"}) == ["[]"]
+
+
+@pytest.mark.parametrize(("count", "parts"), [(1, 8), (3, 2), (9, 4)])
+def test_one_device_computes_no_part_without_members(count, parts):
+    """Each part has the same number of members, so the last that has any may be padded; those after it are left out."""
+    jaxpr = jax.make_jaxpr(
+        lambda members: sum_over_clients(
+            lambda _, a: (a * 2, a), None, members, Execution(chunk_size=1, parts=parts), 10
+        )
+    )
+    (loop, *_) = [
+        equation.params["length"] for equation in jaxpr(jnp.ones(count)).eqns if equation.primitive.name == "scan"
+    ]
+    each = -(-count // parts)
+    assert loop == -(-count // each)
 
 
 PARTS = """

@@ -12,7 +12,7 @@ from jax import lax
 
 import fedjax_dp as fdp
 from fedjax_dp import gradients
-from fedjax_dp.gradients import record_convolutions
+from fedjax_dp.gradients import clipped, record_convolutions
 from fedjax_dp.gradients.record_convolutions import RecordConvolution, rows_at_once
 from fedjax_dp.pytrees import ravel
 
@@ -32,6 +32,7 @@ SHAPES = {
     "one channel": shape((6, 6), 1, (3, 3), 1),
     "padding beyond the kernel": shape((4, 4), 2, (3, 3), 2, ((3, 4), (2, 3))),
     "negative padding": shape((7, 6), 2, (3, 2), 2, ((-1, 0), (0, -2))),
+    "one channel, large": shape((9, 8), 1, (5, 6), 2, ((1, 2), (0, 3)), strides=(2, 1)),
     "strides": shape((9, 8), 2, (3, 2), 2, ((1, 0), (1, 1)), strides=(2, 3)),
     "dilation": shape((8, 9), 2, (2, 3), 2, ((1, 1), (0, 2)), dilation=(3, 2)),
     "spread images": shape((4, 3), 2, (2, 2), 2, ((1, 1), (0, 1)), spread=(2, 3)),
@@ -130,6 +131,24 @@ def test_sums_of_gradients_are_those_of_numpy(name):
         for at, leaf in enumerate(("kernel", "bias")):
             expected = sum(w * parts[at] for w, parts in zip(weights, each))
             np.testing.assert_allclose(total[leaf], expected, rtol=1e-4, atol=2e-5)
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="elsewhere a batch is computed at once")
+def test_a_batch_in_parts_has_the_same_sums_and_parts_of_padding_are_not_computed(monkeypatch):
+    """NaN in a part that is computed would be in the plain sum."""
+    monkeypatch.setattr(clipped, "FEW_ON_CPU", 2)
+    model, params, x, y = problem(SHAPES["3 x 3"])
+    mask, records = np.array([True, False, False, False, True, True]), np.array([0, 4, 5])
+    seen = jax.jit(lambda *batch: sums.__wrapped__(model, params, *batch, CLIP))
+    whole = sums(model, params, x[records], y[records], np.ones(3, bool), CLIP)
+    for part, one in zip(
+        seen(np.where(np.isin(range(RECORDS), (2, 3))[:, None, None, None], np.nan, x), y, mask), whole
+    ):
+        for a, b in zip(jax.tree.leaves(part.total), jax.tree.leaves(one.total)):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        for field in ("losses", "clipped", "norms", "lost"):
+            np.testing.assert_allclose(getattr(part, field)[records], getattr(one, field), rtol=1e-5)
+            assert not np.any(getattr(part, field)[~mask])
 
 
 @pytest.mark.usefixtures("cache")
