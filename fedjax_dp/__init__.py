@@ -57,3 +57,4 @@ hooks.NOISE_RULES += (
     "mr_mtl",
 )  # whose theorem or code says the noise
 devices.use_all_cores()  # before JAX makes its devices
+devices.share_one_arena()  # before its threads allocate

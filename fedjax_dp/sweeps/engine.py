@@ -29,9 +29,10 @@ from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.batches import Batches
 from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.privacy.planned_run import PlannedRun
+from fedjax_dp.privacy.protection import noise_of, noises_steps
 from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds import metrics, unscored
-from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.rounds.algorithm import Algorithm, with_noise
 from fedjax_dp.rounds.metrics import Evaluation, Measurement
 from fedjax_dp.rounds.simulation import run_key
 from fedjax_dp.rounds.state import final_model
@@ -60,6 +61,18 @@ class Job(NamedTuple):
     def evaluation_rounds(self) -> list[int]:
         """Rounds after which it is evaluated, as in `simulate`."""
         return evaluation_rounds_of(self.run.rounds, self.evaluate_every)
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """That of the run; steps with noise have a noise multiplier for each client, as calibration finds it.
+
+        So points with a noise multiplier and points with a budget share a program.
+        """
+        algorithm, noise = self.run.algorithm, noise_of(self.run.algorithm)
+        shared = noises_steps(algorithm) and algorithm.upload.unit is None and np.ndim(noise) == 0
+        if not shared or not of_the_project(algorithm.local.privatizer):
+            return algorithm
+        return with_noise(algorithm, np.full(self.run.data.num_clients, noise, np.float32))
 
 
 def evaluation_rounds_of(rounds: int, evaluate_every: int | None) -> list[int]:
@@ -122,7 +135,7 @@ def structure(job: Job) -> Any:
     largest = run.data.largest if _depends_on_largest(run.algorithm, run.data.largest) else 0
     smallest = _smallest_that_matters(run.algorithm, run.data.smallest)
     data = replace(run.data, name="", learnt=(), overlap="", largest=largest, smallest=smallest)
-    return shapes(run.algorithm), shapes(data), kinds, run.model, job.train_metrics, job.chunk_size, job.parts
+    return shapes(job.algorithm), shapes(data), kinds, run.model, job.train_metrics, job.chunk_size, job.parts
 
 
 def _depends_on_largest(algorithm: Algorithm, largest: int) -> bool:
@@ -230,9 +243,9 @@ class JobGroup:
 
     def _compile(self, slots: int) -> Executables:
         """The executables for `slots` points on each device."""
-        program, run = dataclasses.replace(self.program, slots=slots), self.jobs[0].run
+        program, first, run = dataclasses.replace(self.program, slots=slots), self.jobs[0], self.jobs[0].run
         records = records_of(run.data, self._largest, self._smallest)
-        return program.compile(*program.shapes(run.algorithm, run.data.partition, records, split(run.model)[1]))
+        return program.compile(*program.shapes(first.algorithm, run.data.partition, records, split(run.model)[1]))
 
     def sample(self) -> "Sample":
         """Measure the seconds of a round and of an evaluation."""
@@ -414,7 +427,7 @@ class JobGroup:
         """The numbers of a job on the host, with its key as words; its last evaluation is repeated."""
         rounds = job.evaluation_rounds
         return Points(
-            jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), job.run.algorithm),
+            jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), job.algorithm),
             np.asarray(jax.random.key_data(run_key(job.run.draw_seed))),
             jax.tree.map(np.asarray, job.run.data.partition),
             np.array(rounds + rounds[-1:] * (self.program.max_evaluations - len(rounds)), np.int32),

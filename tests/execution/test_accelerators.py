@@ -14,7 +14,7 @@ import fedjax_dp as fdp
 from fedjax_dp import prng
 from fedjax_dp.execution import memory as memory_of
 from fedjax_dp.execution.mesh import Execution, sum_over_clients
-from fedjax_dp.gradients import norms
+from fedjax_dp.gradients import clipped, norms
 from fedjax_dp.gradients.outer_products import Convolution
 from fedjax_dp.gradients.record_convolutions import ConvolutionOperand, RecordConvolution
 from fedjax_dp.parts.models_beside import MixedModels
@@ -64,11 +64,31 @@ def kernel_gradient(x):
     return one.total(ConvolutionOperand(x, seen), jnp.ones((len(x), 1, seen[0, ..., 0].size, 4)))
 
 
+def parts_of_a_batch(x):
+    """The sum over records, two at a time."""
+
+    def several(record, mask):
+        return clipped.BatchGradient(jnp.where(mask[:, None], record, 0).sum(0), *(jnp.zeros(len(mask)),) * 4)
+
+    return clipped._sum_in_parts(several, x[0], x, x[:, 0] > 0, 2, few=False).total
+
+
+def passes(until):
+    """Rounds of clients of which one takes fewer steps."""
+    data = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20, 30], 0))
+    training = {"cohort_size": None, "batches": "epochs", "batch_size": 10, "local_steps": 1, "learning_rate": 0.1}
+    algorithm, key = simulation.as_float32_leaves(fdp.fedavg(**training)), simulation.run_key(0)
+    model = fdp.mlp(DATA.record_shape, DATA.classes, (8,))
+    state = initial_state(algorithm, model, data, key)
+    return simulation.run_rounds(algorithm, state, data, key, until, model=model, execution=Execution())[0].params
+
+
 BRANCHES = {  # by module that has a branch for platforms: a function that reaches it, and the shapes that it takes
     "execution/mesh.py": (
         lambda rows: sum_over_clients(lambda factor, row: (factor * row, ()), 2.0, rows, Execution(chunk_size=4), 1)[0],
         of_shape(4, 3),
     ),
+    "gradients/clipped.py": (parts_of_a_batch, of_shape(5, 3)),
     "gradients/norms.py": (
         functools.partial(norms._product, alone=True),
         *(of_shape(5, 1, 30), of_shape(5, 1, 10), of_shape(5)),
@@ -77,6 +97,7 @@ BRANCHES = {  # by module that has a branch for platforms: a function that reach
     "gradients/outer_products.py": (windows, of_shape(2, 7, 8, 3)),
     "small_reductions.py": (sum_of_few, of_shape(3, 10)),
     "tasks/losses.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),
+    "parts/local_sgd.py": (passes, of_shape(kind=jnp.int32)),
     "parts/models_beside.py": (mixture, of_shape(5)),
     "prng.py": (lambda words: prng.without_replacement(words, jnp.int32(100)), of_shape(5, kind=jnp.uint32)),
     "pytrees.py": (lambda *parts: ravel(parts)[0], of_shape(1000, 1000), of_shape(1000)),

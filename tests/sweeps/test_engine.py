@@ -78,10 +78,10 @@ GRID = rates((0.1, 0.0), (0.3, 0.5), (0.9, 2.0))
 
 
 def test_points_that_differ_in_numbers_share_a_program(data):
-    per_client = dpnfl(noise_multiplier=np.linspace(0.1, 1.0, 5))  # another shape
+    per_client = dpnfl(noise_multiplier=np.linspace(0.1, 1.0, 5))  # as calibration finds it
     algorithms = [*GRID, dpnfl(clip_norm=3.0), dpnfl(batch_size=3), dpnfl(local_steps=2), per_client]
     jobs = jobs_on(data, [*algorithms, fdp.fedavg(**COMMON)])
-    parts = [[0, 1, 2, 3, 4, 5, 6, 7], [8, 9], [10, 11], [12, 13], [14, 15]]
+    parts = [[0, 1, 2, 3, 4, 5, 6, 7, 12, 13], [8, 9], [10, 11], [14, 15]]
     assert group_jobs(jobs) == parts
     others = [with_run(job, rounds=9) for job in jobs[:2]] + [job._replace(train_metrics=True) for job in jobs[:2]]
     assert group_jobs([*jobs[:2], *others]) == [[0, 1, 2, 3], [4, 5]]
