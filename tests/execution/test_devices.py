@@ -55,6 +55,28 @@ def test_jax_in_use_already_is_no_error():
     ]
 
 
+ARENAS = """
+import ctypes, threading
+import fedjax_dp
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+waiting = threading.Barrier(4)
+def allocate():
+    libc.malloc(5000)
+    waiting.wait()
+threads = [threading.Thread(target=allocate) for _ in range(4)]
+[thread.start() for thread in threads], [thread.join() for thread in threads]
+libc.malloc_info(0, ctypes.c_void_p.in_dll(libc, "stdout"))
+libc.fflush(None)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc alone has arenas")
+def test_threads_allocate_from_one_arena_unless_the_user_wants_several():
+    assert child(ARENAS).count("<heap") == 1
+    assert child(ARENAS, MALLOC_ARENA_MAX="8").count("<heap") > 1
+
+
 MANY = """
 import jax, numpy as np
 import fedjax_dp as fdp
