@@ -67,14 +67,14 @@ class WeightMatrix(NamedTuple):
 
     @property
     def by_kernel(self) -> bool:
-        """Whether record gradients are built: they take at most twice the memory of what pairs of positions read.
+        """Whether record gradients are built: they take at most 1.5 times the memory of what pairs of positions read.
 
         The clipped sum follows from them at little cost; with pairs it takes another product.
         """
         _, k, o = self.shape
         if any(use.outer_product.geometry.lookup for use in self.uses):
             return self.positions > 1 and k * o <= 2 * self.positions**2
-        return self.positions > 1 and 2 * self.positions * (k + o) >= k * o
+        return self.positions > 1 and 3 * self.positions * (k + o) >= 2 * k * o
 
     @property
     def floats(self) -> int:

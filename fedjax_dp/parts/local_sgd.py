@@ -184,17 +184,10 @@ class LocalSgd(LocalTraining):
 
     def run(self, client: ClientContext) -> LocalResult:
         gradients = self.draw(client)
-        step = functools.partial(self.step, gradients)
-
-        def skip(state: SgdState, drawn: StepDraw) -> SgdState:
-            return lax.cond(drawn.batch.step_mask > 0, step, lambda state, _: state, state, drawn)
-
-        def one(state: SgdState, drawn: StepDraw) -> tuple[SgdState, None]:
-            if self.batches.even or client.data.smallest == client.data.largest:
-                return step(state, drawn), None
-            return lax.platform_dependent(state, drawn, cpu=skip, default=step), None
-
-        return self.finish(gradients, lax.scan(one, self.begin(client), gradients.steps())[0])
+        state, _ = lax.scan(
+            lambda state, drawn: (self.step(gradients, state, drawn), None), self.begin(client), gradients.steps()
+        )
+        return self.finish(gradients, state)
 
     def draw(self, client: ClientContext) -> PrivateGradients:
         """The batches of all steps; `step` computes their gradients."""

@@ -73,16 +73,6 @@ def parts_of_a_batch(x):
     return clipped._sum_in_parts(several, x[0], x, x[:, 0] > 0, 2, few=False).total
 
 
-def passes(until):
-    """Rounds of clients of which one takes fewer steps."""
-    data = fdp.federate(DIGITS, fdp.data.iid(DIGITS.y_train, [20, 30], 0))
-    training = {"cohort_size": None, "batches": "epochs", "batch_size": 10, "local_steps": 1, "learning_rate": 0.1}
-    algorithm, key = simulation.as_float32_leaves(fdp.fedavg(**training)), simulation.run_key(0)
-    model = fdp.mlp(DATA.record_shape, DATA.classes, (8,))
-    state = initial_state(algorithm, model, data, key)
-    return simulation.run_rounds(algorithm, state, data, key, until, model=model, execution=Execution())[0].params
-
-
 BRANCHES = {  # by module that has a branch for platforms: a function that reaches it, and the shapes that it takes
     "execution/mesh.py": (
         lambda rows: sum_over_clients(lambda factor, row: (factor * row, ()), 2.0, rows, Execution(chunk_size=4), 1)[0],
@@ -97,7 +87,6 @@ BRANCHES = {  # by module that has a branch for platforms: a function that reach
     "gradients/outer_products.py": (windows, of_shape(2, 7, 8, 3)),
     "small_reductions.py": (sum_of_few, of_shape(3, 10)),
     "tasks/losses.py": (fdp.models.cross_entropy, of_shape(10), of_shape(kind=jnp.int32)),
-    "parts/local_sgd.py": (passes, of_shape(kind=jnp.int32)),
     "parts/models_beside.py": (mixture, of_shape(5)),
     "prng.py": (lambda words: prng.without_replacement(words, jnp.int32(100)), of_shape(5, kind=jnp.uint32)),
     "pytrees.py": (lambda *parts: ravel(parts)[0], of_shape(1000, 1000), of_shape(1000)),
@@ -164,7 +153,7 @@ def test_large_windows_put_together_axis_by_axis_are_the_same(how, monkeypatch):
 
     ours = with_slope()
     with monkeypatch.context() as patched:
-        patched.setattr(lax, "platform_dependent", lambda *args, cuda, default: cuda(*args))
+        patched.setattr(lax, "platform_dependent", lambda *args, cuda, **_: cuda(*args))
         theirs = with_slope()
     np.testing.assert_array_equal(ours[0], theirs[0])
     np.testing.assert_allclose(ours[1], theirs[1], rtol=1e-5, atol=1e-5)
