@@ -47,7 +47,8 @@ def share_one_arena() -> None:
     with every round of convolutions, until memory is full.
     """
     arenas = -8  # M_ARENA_MAX of malloc.h
-    if "MALLOC_ARENA_MAX" not in os.environ and sys.platform == "linux":
+    chosen = "MALLOC_ARENA_MAX" in os.environ or "arena_max" in os.environ.get("GLIBC_TUNABLES", "")
+    if sys.platform == "linux" and not chosen:
         with contextlib.suppress(OSError, AttributeError):  # another C library
             ctypes.CDLL(None).mallopt(arenas, 1)
 

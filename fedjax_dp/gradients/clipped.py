@@ -78,9 +78,11 @@ def _sum_in_parts(
 ) -> BatchGradient:
     """`several(record, mask)` over all records, `most` of them at once; with `few`, FEW_ON_CPU on a CPU.
 
-    A CPU skips parts that are padding, such as the end of most Poisson samples.
+    A CPU skips parts that are padding, such as the end of most Poisson samples, unless groups of devices each share a
+    model: all of them synchronise within a gradient, and each group would skip other parts.
     """
-    records = mask.shape[0]
+    records, mesh = mask.shape[0], jax.sharding.get_abstract_mesh()
+    in_groups = bool(mesh.manual_axes and mesh.auto_axes)
     on_cpu = min(most, FEW_ON_CPU) if few and records > 2 * FEW_ON_CPU else most
 
     def in_parts(rows: int, skips: bool) -> BatchGradient:
@@ -110,7 +112,7 @@ def _sum_in_parts(
     if on_cpu >= records:
         return several(record, mask)
     return lax.platform_dependent(
-        cpu=functools.partial(in_parts, on_cpu, True), default=functools.partial(in_parts, most, False)
+        cpu=functools.partial(in_parts, on_cpu, not in_groups), default=functools.partial(in_parts, most, False)
     )
 
 

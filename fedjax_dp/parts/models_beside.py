@@ -162,19 +162,20 @@ class MixedModels(ClientModels):
             gradient, report, _ = at_mixture.gradient_at(alpha * personal + (1 - alpha) * shared, drawn[1])
             w = sgd.step(at_shared, w, drawn[0])
             v = own_sgd.move(at_mixture, v, drawn[1], personal, alpha * gradient, report)
-            taken = (drawn[0].number == 0) & (drawn[0].batch.step_mask > 0)
-            return (w, v, self._alpha_after(alpha, gradient, own["model"] - client.received.params, taken)), None
+            return (w, v, self._alpha_after(alpha, gradient, own["model"] - client.received.params, drawn[0])), None
 
         begun = sgd.begin(client), own_sgd.begin(other), own["alpha"]
         (w, v, alpha), _ = lax.scan(step, begun, (at_shared.steps(), at_mixture.steps()))
         states = own_sgd.finish(at_mixture, v).client_state
         return sgd.finish(at_shared, w), {"alpha": alpha, "model": own["model"] + v.delta, "steps": states}, ()
 
-    def _alpha_after(self, alpha: jax.Array, gradient: jax.Array, away: jax.Array, first: jax.Array) -> Any:
-        """Alpha after a step; only the first step of a round changes it."""
+    def _alpha_after(self, alpha: jax.Array, gradient: jax.Array, away: jax.Array, drawn: StepDraw) -> Any:
+        """Alpha after a step; only the first step of a round changes it, if the client takes it."""
+        first = drawn.number == 0  # for all clients at once: devices that share a model synchronise in the branch
 
         def new_alpha(alpha: jax.Array, gradient: jax.Array) -> jax.Array:
-            return jnp.clip(alpha - self.alpha_speed * jnp.vdot(gradient, away), 0.0, 1.0)
+            new = jnp.clip(alpha - self.alpha_speed * jnp.vdot(gradient, away), 0.0, 1.0)
+            return jnp.where(drawn.batch.step_mask > 0, new, alpha)
 
         def in_first(alpha: jax.Array, gradient: jax.Array) -> Any:
             """On a CPU other steps skip the computation; on an accelerator a branch takes longer."""

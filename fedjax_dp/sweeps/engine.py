@@ -27,7 +27,7 @@ from fedjax_dp.gradients import split
 from fedjax_dp.models import task_of
 from fedjax_dp.models.model import size_of
 from fedjax_dp.parts.batches import Batches
-from fedjax_dp.parts.facts import of_the_project
+from fedjax_dp.parts.facts import of_the_project, parts_of
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import noise_of, noises_steps
 from fedjax_dp.pytrees import replace
@@ -66,11 +66,12 @@ class Job(NamedTuple):
     def algorithm(self) -> Algorithm:
         """That of the run; steps with noise have a noise multiplier for each client, as calibration finds it.
 
-        So points with a noise multiplier and points with a budget share a program.
+        So points with a noise multiplier and points with a budget share a program. A part of one's own may read the
+        noise as one number.
         """
         algorithm, noise = self.run.algorithm, noise_of(self.run.algorithm)
         shared = noises_steps(algorithm) and algorithm.upload.unit is None and np.ndim(noise) == 0
-        if not shared or not of_the_project(algorithm.local.privatizer):
+        if not shared or not all(of_the_project(part) for _, part in parts_of(algorithm)):
             return algorithm
         return with_noise(algorithm, np.full(self.run.data.num_clients, noise, np.float32))
 

@@ -17,6 +17,8 @@ from fedjax_dp.execution.mesh import Execution, sum_over_clients
 from fedjax_dp.gradients import clipped, norms
 from fedjax_dp.gradients.outer_products import Convolution
 from fedjax_dp.gradients.record_convolutions import ConvolutionOperand, RecordConvolution
+from fedjax_dp.parts.batches import Batch
+from fedjax_dp.parts.local_sgd import StepDraw
 from fedjax_dp.parts.models_beside import MixedModels
 from fedjax_dp.pytrees import ravel
 from fedjax_dp.rounds import simulation
@@ -46,7 +48,8 @@ def of_shape(*shape, kind=jnp.float32):
 
 def mixture(vector):
     """How a step turns the weight of a client's own model in a mixture."""
-    return MixedModels(alpha=0.5, alpha_speed=0.1)._alpha_after(vector[0], vector, 2 * vector, vector[0] > 0)
+    drawn = StepDraw(vector[0], None, Batch(None, None, None, vector[1]), None, None)
+    return MixedModels(alpha=0.5, alpha_speed=0.1)._alpha_after(vector[0], vector, 2 * vector, drawn)
 
 
 def windows(x, kernel=(5, 6), strides=(1, 1), dilation=(1, 1)):

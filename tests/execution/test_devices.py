@@ -74,7 +74,8 @@ libc.fflush(None)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc alone has arenas")
 def test_threads_allocate_from_one_arena_unless_the_user_wants_several():
     assert child(ARENAS).count("<heap") == 1
-    assert child(ARENAS, MALLOC_ARENA_MAX="8").count("<heap") > 1
+    for choice in ({"MALLOC_ARENA_MAX": "8"}, {"GLIBC_TUNABLES": "glibc.malloc.arena_max=8"}):
+        assert child(ARENAS, **choice).count("<heap") > 1
 
 
 MANY = """

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 import fedjax_dp as fdp
 from fedjax_dp import gradients
@@ -149,6 +151,21 @@ def test_a_batch_in_parts_has_the_same_sums_and_parts_of_padding_are_not_compute
         for field in ("losses", "clipped", "norms", "lost"):
             np.testing.assert_allclose(getattr(part, field)[records], getattr(one, field), rtol=1e-5)
             assert not np.any(getattr(part, field)[~mask])
+
+
+@pytest.mark.parametrize(("axes", "skips"), [({"clients": 2}, True), ({"clients": 2, "model": 2}, False)])
+def test_groups_of_devices_that_share_a_model_skip_no_part(axes, skips, monkeypatch):
+    """They synchronise within a gradient, and would wait forever for a group whose other part is padding."""
+    monkeypatch.setattr(clipped, "FEW_ON_CPU", 2)
+    mesh = AbstractMesh(tuple(axes.values()), tuple(axes), axis_types=(AxisType.Auto,) * len(axes))
+
+    def of_group(x):
+        several = lambda x, mask: clipped.BatchGradient(x.sum(0), *[x[:, 0]] * 4)  # noqa: E731
+        return clipped._sum_in_parts(several, x[0], x, x[:, 0] > 0, RECORDS, few=True).total
+
+    in_groups = {"in_specs": P(), "out_specs": P(), "axis_names": {"clients"}, "check_vma": False}
+    jaxpr = jax.make_jaxpr(jax.shard_map(of_group, mesh=mesh, **in_groups))(jnp.ones((RECORDS, 3)))
+    assert str(jaxpr).count("cond[") == 1 + skips  # one is the platform's
 
 
 @pytest.mark.usefixtures("cache")

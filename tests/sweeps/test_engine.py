@@ -87,6 +87,21 @@ def test_points_that_differ_in_numbers_share_a_program(data):
     assert group_jobs([*jobs[:2], *others]) == [[0, 1, 2, 3], [4, 5]]
 
 
+@fdp.value
+class OwnRule(fdp.parts.LocalRule):
+    """A rule of one's own, which may read the privatizer's noise as a number."""
+
+
+def test_a_part_of_ones_own_sees_the_noise_of_a_single_run(data):
+    algorithm = dpnfl()
+    rule = OwnRule(**{field.name: getattr(algorithm.local.rule, field.name) for field in dataclasses.fields(OwnRule)})
+    own = fdp.pytrees.replace(algorithm, local=fdp.pytrees.replace(algorithm.local, rule=rule))
+    noises = [
+        job_of(one, data, MODEL, ROUNDS, 0).algorithm.local.privatizer.noise_multiplier for one in (own, algorithm)
+    ]
+    assert [np.shape(noise) for noise in noises] == [(), (data.num_clients,)]
+
+
 @pytest.mark.slow
 def test_a_point_equals_its_single_run_bit_for_bit_and_a_group_is_traced_once(data, monkeypatch):
     """Numbers, seeds, partitions and rounds are traced; only structure is compiled again."""
