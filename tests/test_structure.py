@@ -12,9 +12,9 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 45_834,
+    "lines of the core": 45_855,
     "lines of tools": 18_930,
-    "lines of tests": 45_915,
+    "lines of tests": 45_943,
 }
 
 

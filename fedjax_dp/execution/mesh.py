@@ -107,6 +107,13 @@ class Execution:
             most = share
         return math.ceil(share / math.ceil(share / min(most, share)))
 
+    def skips_steps(self, cohort: int, size: int, usual: int | None = None) -> bool:
+        """Whether a client skips the steps that only larger clients take: a CPU computes one after another.
+
+        Clients that are computed at once take all steps together, and so do groups of devices that share a model.
+        """
+        return self.platform == "cpu" and self.model_devices == 1 and self.portion(cohort, size, usual) == 1
+
     def runs_at_once(self, count: int, cohort: int, size: int) -> int:
         """How many of `count` runs a device computes at once, each with chunks of its own cohort, see `portion`."""
         if self.platform != "tpu":

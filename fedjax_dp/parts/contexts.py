@@ -63,6 +63,7 @@ class ClientContext(NamedTuple):
     stream: int = 0  # of draws, see `AdditionalRelease`
     signal: bool = True  # whether `StepReport.signal` is computed
     run_key: jax.Array | None = None  # of this client only, the same in all rounds; None outside of a run
+    skips_steps: bool = False  # whether steps that the client does not take may be skipped, see `Execution.skips_steps`
 
     def receiving(self, params: jax.Array, *more: Any) -> "ClientContext":
         """The same client with another `received`, given by the fields of `Received` in their order."""

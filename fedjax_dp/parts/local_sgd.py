@@ -184,9 +184,15 @@ class LocalSgd(LocalTraining):
 
     def run(self, client: ClientContext) -> LocalResult:
         gradients = self.draw(client)
-        state, _ = lax.scan(
-            lambda state, drawn: (self.step(gradients, state, drawn), None), self.begin(client), gradients.steps()
-        )
+        step = functools.partial(self.step, gradients)
+        skips = client.skips_steps and not self.batches.even and client.data.smallest < client.data.largest
+
+        def one(state: SgdState, drawn: StepDraw) -> tuple[SgdState, None]:
+            if not skips:
+                return step(state, drawn), None
+            return lax.cond(drawn.batch.step_mask > 0, step, lambda state, _: state, state, drawn), None
+
+        state, _ = lax.scan(one, self.begin(client), gradients.steps())
         return self.finish(gradients, state)
 
     def draw(self, client: ClientContext) -> PrivateGradients:

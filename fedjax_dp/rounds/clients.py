@@ -156,6 +156,7 @@ def client_update(
     member: Member,
     shard: Callable[[jax.Array], jax.Array] = lambda flat: flat,
     signal: bool = True,
+    skips_steps: bool = False,
 ) -> tuple[Any, LocalResult]:
     """One client's round: the parts of its message (its contribution to the sum, and extra numbers), and its result."""
     algorithm, data, key, state, frozen, ids, _ = shared
@@ -166,7 +167,7 @@ def client_update(
     received = Received(start, state.shared, member.own, member.extra)
     run_key = jax.random.fold_in(role_key(key, "kept by clients"), member.client.id)
     client = ClientContext(
-        own_key, state.round, member.client, data, model, unravel, received, shard, signal=signal, run_key=run_key
+        own_key, state.round, member.client, data, model, unravel, received, shard, 0, signal, run_key, skips_steps
     )
     result = algorithm.local.run(client)
     count, transport = ids.shape[0], algorithm.transport

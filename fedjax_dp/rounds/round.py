@@ -61,11 +61,17 @@ def train_cohort(context: RoundContext) -> tuple[Any, Any, RoundReport]:
     individual = needs_individual_updates(algorithm.aggregate)
     noised = algorithm.upload.unit is not None or getattr(algorithm.local.privatizer, "no_epsilon_reason", None) is None
 
+    size, usual = (
+        sum(tensor_sizes(context.state.params)),
+        algorithm.cohort.expected_size(context.shared.data.num_clients),
+    )
+    skips = context.execution.skips_steps(members.ids.shape[0], size, usual)
+
     def client(shared: Any, member: Member) -> tuple[Any, Any]:
         shared = shared if context.block is None else with_device_records(*shared)
         algorithm, _, key, state, _, ids, selected = shared
         parts, result = client_update(
-            context.model, shared, member, context.execution.shard, context.execution.takes_signal
+            context.model, shared, member, context.execution.shard, context.execution.takes_signal, skips
         )
         message = ravel_numbers(parts)
         observed: Any = ()
@@ -89,9 +95,9 @@ def train_cohort(context: RoundContext) -> tuple[Any, Any, RoundReport]:
         context.shared,
         context.cohort_inputs,
         context.execution,
-        sum(tensor_sizes(context.state.params)),
+        size,
         None if algorithm.cohort.fixed else members.present,
-        algorithm.cohort.expected_size(context.shared.data.num_clients),
+        usual,
         None if context.block is None else context.block.held,
     )
     loss, clipped, signal, noise = probes

@@ -12,9 +12,12 @@ from helpers import ragged_data, refusal, usual
 import fedjax_dp as fdp
 from fedjax_dp import accounting, parts, prng
 from fedjax_dp.errors import ConfigurationError
+from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.inspection.local_steps import _initial_context
 from fedjax_dp.pytrees import replace
+from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.simulation import run_key
+from fedjax_dp.rounds.state import initial_state
 from fedjax_dp.tools.testing import check_algorithm
 
 OPTIONS = {"cohort_size": 2, "batch_size": 4, "learning_rate": 0.3, "clip_norm": 0.7, "noise_multiplier": 2.0}
@@ -31,12 +34,12 @@ STORE = ragged_data([6, 19])
 SOFTMAX = fdp.logistic_regression(STORE.record_shape, STORE.classes)
 
 
-def of_client(algorithm, sizes, t=1):
+def of_client(algorithm, sizes, t=1, skips=False):
     """Update and what the first client keeps and shows, of a round in which two have so many of their records."""
     data = replace(STORE, sizes=np.array(sizes, np.int32), largest=max(sizes), smallest=min(sizes))
     held = jax.tree.map(jnp.asarray, data)
     client = _initial_context(algorithm.local, algorithm, data, SOFTMAX)(run_key(3), jnp.int32(t), jnp.int32(0), held)
-    result = jax.jit(lambda: algorithm.local.run(client))()
+    result = jax.jit(lambda: algorithm.local.run(client._replace(skips_steps=skips)))()
     return jax.tree.leaves((result.update, result.client_state, result.report))
 
 
@@ -91,6 +94,31 @@ def test_a_step_that_is_not_taken_may_not_move_momentum():
     right = algorithm_of("epochs", local_rule="momentum", schedule="constant")
     fields = {field.name: getattr(right.local, field.name) for field in dataclasses.fields(right.local)}
     assert follows_others(replace(right, local=MovesWhenDead(**fields)))
+
+
+@pytest.mark.parametrize("batches", RULES)
+def test_a_step_that_is_not_taken_may_be_skipped(batches):
+    right = algorithm_of(batches, local_rule="momentum", keep_rule=True, schedule="constant")
+    fields = {field.name: getattr(right.local, field.name) for field in dataclasses.fields(right.local)}
+    for algorithm, alike in ((right, True), (replace(right, local=MovesWhenDead(**fields)), batches != "epochs")):
+        computed, skipped = (of_client(algorithm, (6, 19), skips=skips) for skips in (False, True))
+        assert alike == all(np.allclose(a, b, rtol=2e-6, atol=1e-7) for a, b in zip(computed, skipped, strict=True))
+
+
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="an accelerator computes clients at once")
+@pytest.mark.parametrize(("chunk", "sizes", "skips"), [(1, [6, 19], True), (1, [19, 19], False), (2, [6, 19], False)])
+def test_clients_one_after_another_skip_steps(chunk, sizes, skips, monkeypatch):
+    data, execution = ragged_data(sizes), Execution(chunk_size=chunk)
+    algorithm = fdp.fedavg(cohort_size=2, batches="epochs", batch_size=4, local_steps=1, learning_rate=0.1)
+    state = initial_state(algorithm, SOFTMAX, data, run_key(0))
+
+    def branches():
+        jaxpr = jax.make_jaxpr(lambda state: run_round(algorithm, SOFTMAX, data, run_key(0), state, execution))(state)
+        return str(jaxpr).count("cond[")
+
+    ours = branches()
+    monkeypatch.setattr(Execution, "skips_steps", lambda *_: False)
+    assert ours == branches() + skips
 
 
 @pytest.mark.slow
