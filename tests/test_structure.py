@@ -13,8 +13,8 @@ MOST = {
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
     "lines of the core": 45_855,
-    "lines of tools": 18_930,
-    "lines of tests": 45_943,
+    "lines of tools": 18_933,
+    "lines of tests": 45_945,
 }
 
 

@@ -183,6 +183,9 @@ class _Reader:
                 if not cells:
                     continue
                 where = f"{self.path.name} row {number}"
+                if any("\n" in cell or "\r" in cell for cell in cells):
+                    remedy = "a quotation mark without its other one takes the following rows into its cell"
+                    raise errors.refuse(where, "a cell with a line break", "a row on one line", remedy)
                 if len(cells) != len(self.columns):
                     remedy = "decimals have a point, and cells are separated by commas"
                     raise errors.refuse(where, f"{len(cells)} cells", f"{len(self.columns)} cells", remedy)

@@ -137,6 +137,8 @@ def test_noise_that_changes_under_one_bound_is_named_and_no_noise_ends_it(writte
         ("round,weights\n0,alike\n", "row 2, column weights"),
         ("round,weights\n0,equal\n", "replies"),
         ("round,share\n0,1.5\n", "row 2"),
+        ('round,client\n0,"a\n1,b\n2,c"\n', "row 2"),
+        ('round,client\n0,a\n1,"b\n2,c\n', "row 3"),
     ],
 )
 def test_rows_that_cannot_be_true_are_refused_in_a_line_that_says_where(text, where, written):
