@@ -10,7 +10,8 @@ import numpy as np
 from fedjax_dp import errors
 
 SHOWN = 12  # names in a line
-WHOLE = re.compile(r"^(-?\d+)\.0+$")  # as a column of numbers is written where some cells are empty
+WHOLE = re.compile(r"^\+?(-?\d+)(?:\.0*)?$")  # as a column of numbers is written where some cells are empty
+INVISIBLE = ("Cc", "Cf")  # control and format characters
 
 
 class ClientNames:
@@ -42,9 +43,16 @@ class ClientNames:
 
 
 def plain_name(word: Any) -> str:
-    """A word as every file may write it: no spaces around it, accents in one form, and 7 for `7.0`."""
+    """A word as every file may write it, so that no client or user has two names.
+
+    No quotation marks around it, single spaces, nothing invisible, letters in one form, and 7 for `7.0`.
+    """
     text = word.decode("utf-8", "backslashreplace") if isinstance(word, bytes) else str(word)
-    return WHOLE.sub(r"\1", unicodedata.normalize("NFC", text.strip()))
+    if not (text.isascii() and text.isprintable()):
+        text = unicodedata.normalize("NFKC", text)
+        text = "".join(letter for letter in text if letter.isspace() or unicodedata.category(letter) not in INVISIBLE)
+    text = " ".join(text.split())
+    return WHOLE.sub(r"\1", text.strip("\"' ") or text)
 
 
 def as_client_names(names: Any) -> ClientNames | None:

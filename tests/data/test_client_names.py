@@ -12,7 +12,7 @@ from helpers import refusal
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
-from fedjax_dp.data.client_names import ClientNames, as_client_names, number_of
+from fedjax_dp.data.client_names import ClientNames, as_client_names, number_of, plain_name
 from fedjax_dp.tools import figures
 
 SIZES = (30, 12, 6)
@@ -34,6 +34,22 @@ def test_ids_and_keys_are_names_unless_they_are_numbers_of_clients():
     assert fdp.federate(DATASET, [np.arange(31), np.arange(31, 48)]).names is None  # the second has records of two
     split = [np.arange(10), np.arange(10, 30), np.arange(30, 42), np.arange(42, 48)]
     assert fdp.federate(DATASET, split).names is None  # H0 is two clients
+
+
+@pytest.mark.parametrize(
+    ("name", "spellings"),
+    [
+        ("A", ["A ", "\u00a0A", '"A"', 'A"', "'A'", "A\u200b", "\ufeffA", "A\0", "A\u2060", "\uff21"]),
+        ("A B", ["A  B", "A\u00a0B", " A\tB"]),
+        ("Jos\u00e9", ["Jose\u0301", "Jo\u00ads\u00e9"]),
+        ("7", ["7.0", "+7", "7.", "\uff17", '"7.0"']),
+        ("O'Brien", []),
+        ('"', []),
+    ],
+)
+def test_a_name_is_the_same_however_it_is_written(name, spellings):
+    assert {plain_name(one) for one in (name, *spellings)} == {name}
+    assert plain_name("07") != plain_name("7")
 
 
 def test_names_compile_nothing_again():

@@ -440,6 +440,8 @@ class Deployment(Facts):
                 raise errors.refuse(f"noise.{name}", "one", "left out with selection", "its noise follows its epsilons")
         for name in self.ignored:
             group, _, fact = name.partition(".")
+            if (plain := group.strip().casefold()) != group and plain in self.facts():
+                raise errors.refuse("ignored", repr(name), f"{plain!r}, as a description writes it")
             if fact and group in self.facts() and group not in NOISY:
                 raise errors.refuse(
                     "ignored", name, "a setting that is no fact of a description", f"write in {name} what is true"

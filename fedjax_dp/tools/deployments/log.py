@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import ACCOUNTANTS, FullBatch
 from fedjax_dp.accounting.events import AnyOf, joined, repeated
+from fedjax_dp.data.client_names import plain_name
 from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, RecordDraws, Weights, missing_facts_error
 from fedjax_dp.tools.deployments.mechanism import (
     VIEWS,
@@ -31,7 +32,6 @@ from fedjax_dp.tools.deployments.mechanism import (
     multiplier,
     releases,
     view_of,
-    weight,
 )
 from fedjax_dp.tools.deployments.rules import Effect, Finding, as_tuple
 from fedjax_dp.tools.deployments.witness import witness_of
@@ -108,27 +108,33 @@ def mechanism_of_log(
     kinds: dict[tuple[str, ...], Kind] = {}
     taken: dict[str, collections.Counter[tuple[str, ...]]] = collections.defaultdict(collections.Counter)
     spread: dict[str, set[float]] = collections.defaultdict(set)
-    shares, current = 0.0, -1
+    shares, current, rounds = 0.0, -1, 0
     findings: dict[str, Finding] = {}
-    each = "share" in reader.columns and "client" in reader.columns
+    each, exact = "client" in reader.columns, "share" in reader.columns
     for row in reader:
         if row.cells not in kinds:
-            kinds[row.cells] = _kind(deployment, reader.values(row), f"{reader.path.name} row {row.number}", facts_read)
+            where, of_all = f"{reader.path.name} row {row.number}", "client" not in reader.columns
+            kinds[row.cells] = _kind(deployment, reader.values(row), where, of_all, facts_read)
         kind = kinds[row.cells]
-        if row.round != current and each:
-            _require_whole(shares, current, reader.path.name)
-            shares = 0.0
-        current, shares = row.round, shares + kind.values.get("share", 0.0)
+        if row.round != current:
+            if each:
+                _require_whole(shares, current, reader.path.name, exact)
+            shares, current, rounds = 0.0, row.round, rounds + 1
+        shares += _share(kind.values) or 0.0
         taken[row.client][row.cells] += 1
         for finding in _findings_of_row(kind, row, reader.values(row, shown=True), spread, deployment):
             findings.setdefault(finding.code, finding)
     if current < 0:
         raise errors.refuse("log", str(path), "a file with rows below its header")
     if each:
-        _require_whole(shares, current, reader.path.name)
+        _require_whole(shares, current, reader.path.name, exact)
+    clients = len(taken.keys() - {EVERYBODY})
+    if clients > (deployment.clients.of or clients):
+        wanted = f"at most clients.of, {deployment.clients.of}"
+        raise errors.refuse(f"{reader.path.name}: clients", f"{clients} names", wanted, "write each client in one way")
 
     def count() -> Mechanism:
-        return _mechanism_of_rows(deployment, kinds, taken, view)
+        return _mechanism_of_rows(deployment, kinds, taken, view, rounds)
 
     return count, list(findings.values())
 
@@ -191,7 +197,7 @@ class _Reader:
                     raise errors.refuse(where, f"{len(cells)} cells", f"{len(self.columns)} cells", remedy)
                 if not cells[place].strip().isdecimal():
                     raise errors.refuse(f"{where}, column round", repr(cells[place]), "a number of a round")
-                now, client = int(cells[place]), EVERYBODY if who is None else cells[who].strip()
+                now, client = int(cells[place]), EVERYBODY if who is None else plain_name(cells[who])
                 if now < last:
                     raise errors.refuse(f"{where}, column round", now, f"at least {last}: rounds ascend")
                 if now > last:
@@ -217,6 +223,8 @@ class _Reader:
                 continue
             try:
                 number = int(text) if name in COUNTS else float(text)
+                if "_" in text:  # which Python skips
+                    raise ValueError
             except ValueError:
                 remedy = "decimals have a point" if "," in text else ""
                 raise errors.refuse(where, repr(text), "an integer" if name in COUNTS else "a number", remedy) from None
@@ -225,15 +233,16 @@ class _Reader:
         return result
 
 
-def _require_whole(shares: float, last: int, file: str) -> None:
-    if last >= 0 and abs(shares - 1) > CLOSE:
+def _require_whole(shares: float, last: int, file: str, exact: bool) -> None:
+    """Equal shares may be more than 1 together: of messages that were sent and did not arrive."""
+    if last >= 0 and (abs(shares - 1) > CLOSE if exact else 0 < shares < 1 - CLOSE):
         raise errors.refuse(f"{file}: shares of round {last}", f"a sum of {shares:.9g}", "1 together")
 
 
-def _kind(deployment: Deployment, values: Values, where: str, facts_read: set[str]) -> Kind:
+def _kind(deployment: Deployment, values: Values, where: str, of_all: bool, facts_read: set[str]) -> Kind:
     """The release of one row: the deployment with the row's numbers."""
     try:
-        one = witness_of(_with_row(deployment, values), facts_read)
+        one = witness_of(_with_row(deployment, values, of_all), facts_read)
     except errors.ConfigurationError as error:
         raise errors.ConfigurationError(f"{where}: {error}") from None
     z = multiplier(one)
@@ -253,13 +262,27 @@ def _require_priced_by_rows(deployment: Deployment) -> None:
         raise errors.refuse("clients.law", law, wanted, "leave --log out")
 
 
-def _with_row(deployment: Deployment, values: Values) -> Deployment:
-    """One round of the deployment with the numbers of a row. A row is of one client, so lists are ignored."""
-    share = values.get("share")
-    if share is None and values.get("weights") == "equal":
-        if "replies" not in values:
-            raise missing_facts_error(["replies"])
-        share = 1 / values["replies"]
+def _share(values: Values) -> float | None:
+    """The share of a row; None where it says nothing of it."""
+    if "share" in values or values.get("weights") != "equal":
+        return values.get("share")
+    if "replies" not in values:
+        raise missing_facts_error(["replies"])
+    return 1 / values["replies"]
+
+
+def _with_row(deployment: Deployment, values: Values, of_all: bool) -> Deployment:
+    """One round of the deployment with the numbers of a row. A row is of one client, so lists are ignored.
+
+    of_all  whether the row is of all clients of a round, so that a share is the largest.
+    """
+    share, replies, among = _share(values), values.get("replies"), deployment.clients.of
+    if replies is not None and among is not None and replies > among:
+        raise errors.refuse("replies", replies, f"at most clients.of, {among}", "count clients, not their records")
+    least = 1 / (replies or among or math.inf)
+    if of_all and share is not None and share < 0.99 * least and deployment.weights.denominator != "fixed":
+        remedy = 'shares of those who reply add up to 1; or denominator = "fixed"'
+        raise errors.refuse("share", share, f"at least {least:.4g}, the mean of all shares", remedy)
     largest = share if share is not None else deployment.weights.largest
     weights = dataclasses.replace(deployment.weights, largest=largest)
     clients = dataclasses.replace(deployment.clients, law="schedule")
@@ -274,7 +297,7 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
             raise missing_facts_error(["sampling"])
         records = RecordDraws.from_dict(stated)
     clip, noise = deployment.clip, deployment.noise
-    bound = values.get("clip", 1.0 if clip.bound is None and "noise_multiplier" in values else clip.bound)
+    bound: Any = values.get("clip", 1.0 if clip.bound is None and "noise_multiplier" in values else clip.bound)
     clip = dataclasses.replace(clip, bound=bound)
     if "noise_std" in values:
         noise = dataclasses.replace(noise, std=values["noise_std"], calibration=None)
@@ -288,7 +311,10 @@ def _with_row(deployment: Deployment, values: Values) -> Deployment:
     if missing := missing_facts(one):
         raise missing_facts_error(missing)
     if "noise_multiplier" in values:
-        std = values["noise_multiplier"] * bound_of(one) * weight(one)
+        if noise.on == "mean" or not math.isclose(bound_of(one), bound):
+            wanted = "left out for means and for bounds on tensors or coordinates, where systems differ"
+            raise errors.refuse("noise_multiplier", values["noise_multiplier"], wanted, "write noise_std")
+        std = values["noise_multiplier"] * bound
         if "noise_std" in values and abs(values["noise_std"] - std) > CLOSE * std:
             raise errors.refuse("noise_multiplier", values["noise_multiplier"], "that of noise_std", "keep one of them")
         one = dataclasses.replace(one, noise=dataclasses.replace(noise, std=std))
@@ -320,6 +346,7 @@ def _mechanism_of_rows(
     kinds: dict[tuple[str, ...], Kind],
     taken: dict[str, collections.Counter[tuple[str, ...]]],
     view: str | None,
+    rounds: int,
 ) -> Mechanism:
     """The composition of each client's rows; equal clients are computed once."""
     if len({kind.drawn.adjacency for kind in kinds.values()}) > 1:
@@ -342,6 +369,9 @@ def _mechanism_of_rows(
     words = first.words if first.samplings != (FullBatch(),) else "clients are counted for the rounds that they are in"
     lines = (
         *assumptions_of(dataclasses.replace(deployment, weights=Weights()), first._replace(words=words)),
+        f"the log is whole: nothing is noised in the other {deployment.rounds - rounds} of {deployment.rounds} rounds"
+        if deployment.rounds > rounds
+        else "the log is whole",
         "the log is public: its numbers of replies and shares are a separate release",
     )
     return Mechanism(

@@ -137,12 +137,38 @@ def test_noise_that_changes_under_one_bound_is_named_and_no_noise_ends_it(writte
         ("round,weights\n0,alike\n", "row 2, column weights"),
         ("round,weights\n0,equal\n", "replies"),
         ("round,share\n0,1.5\n", "row 2"),
+        ("round,noise_std\n0,1_0\n", "row 2, column noise_std"),
+        ("round,replies,weights\n0,1000,equal\n", "replies"),
+        ("round,client,replies,weights\n0,a,100,equal\n0,b,100,equal\n", "shares of round 0"),
+        ("round,replies,noise_multiplier\n0,10,1\n", "write noise_std"),
         ('round,client\n0,"a\n1,b\n2,c"\n', "row 2"),
         ('round,client\n0,a\n1,"b\n2,c\n', "row 3"),
     ],
 )
 def test_rows_that_cannot_be_true_are_refused_in_a_line_that_says_where(text, where, written):
     assert where in refusal(check, replace(CENTRAL), log=written([], text))
+
+
+def test_a_log_may_not_say_less_than_the_description(written):
+    counted = replace(CENTRAL, weights__denominator="count")
+    assert "share" in refusal(check, counted, log=written([], "round,replies,share\n0,10,0.05\n"))
+    assert "share" in refusal(check, counted, log=written([], "round,share\n0,0.005\n"))
+    several = written([{"round": 0, "client": name} for name in "abcd"])
+    assert "4 names" in refusal(check, replace(RECORD), log=several)
+    for clip in ({"scope": "tensor", "tensors": 9}, {"norm": "coordinate", "coordinates": 100}):
+        changed = replace(RECORD, clip={**RECORD["clip"], **clip})
+        assert "write noise_std" in refusal(check, changed, log=written([], "round,noise_multiplier\n0,1\n"))
+
+
+def test_a_client_is_one_however_its_name_is_written(written):
+    rows = record_rows(clients=1)
+    several = [row | {"client": name} for row, name in zip(rows, ["A", "A\u200b", '"A"', " A"])]
+    assert epsilon(RECORD, written(several)) == epsilon(RECORD, written(rows))
+
+
+def test_rounds_that_a_log_does_not_have_are_assumed_to_be_none(written):
+    lines = check(replace(RECORD), log=written(record_rows(rounds=3))).mechanism.assumptions
+    assert "the log is whole: nothing is noised in the other 1 of 4 rounds" in lines
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ WRONG = [  # the deployment, what is changed, and the name that the line must ha
     (RECORD, {"records": {"law": "unknown", "rate": 0.1, "of": 100, "steps": 1}}, "records.size"),
     (CENTRAL, {"noise__law": "laplace", "clip__norm": "l1", "clients__law": "all", **ADAPTIVE}, "clip.count_noise"),
     (CENTRAL, {"ignored": ["weights.denominator"]}, "ignored"),
+    (CENTRAL, {"ignored": ["Noise "]}, "ignored"),
     (CENTRAL, {"weights": {"largest": 0.05}}, "weights.largest"),
     *((CENTRAL, {"unit": "record", "noise__on": "sum", "clients": law}, "clients.size, clients.of") for law in TWICE),
     *((CENTRAL, {**LAPLACE, "clients": {**law, "size": 50, "of": 100}}, "noise.law") for law in TWICE),
