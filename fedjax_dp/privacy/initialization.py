@@ -10,7 +10,7 @@ import dataclasses
 import itertools
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedjax_dp import errors
@@ -30,7 +30,8 @@ from fedjax_dp.accounting.composed_phases import (
 )
 from fedjax_dp.accounting.events import adjacency_of, distinct
 from fedjax_dp.accounting.guarantee import EarlierPhase
-from fedjax_dp.data.names import names_of, share_no_records
+from fedjax_dp.data.client_names import plain_name
+from fedjax_dp.data.names import SOURCES, names_of, share_no_records
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Origin
 from fedjax_dp.models.origins import RUN, clients_in, longest_lines
@@ -319,6 +320,24 @@ def _made_of(phase: Phase) -> str:
 
 
 def _names(words: str, name: str) -> bool:
-    """Whether words speak of a data set by one of its names, however written: CIFAR-10 is cifar10."""
-    parts = (r"[\W_]*".join(map(re.escape, re.findall(r"\d+|[^\W\d_]+", one) or [one])) for one in names_of(name))
-    return any(re.search(rf"(?<![\w:]){part}(?![\w:])", words, re.IGNORECASE) for part in parts)
+    """Whether words speak of a data set by one of its names, however written: CIFAR-10 and cifar10_train are cifar10.
+
+    Not within another word or number, nor within the name of a shipped data set that shares no record with it.
+    """
+    words = plain_name(words)
+
+    def spans(names: Iterable[str]) -> list[tuple[int, int]]:
+        return [one.span() for name in names for one in re.finditer(_spelling(name), words, re.IGNORECASE)]
+
+    others = spans(other for other in SOURCES if share_no_records(other, name))
+    own = spans(map(plain_name, names_of(name)))
+    return any(not any(a <= begin and end <= b and (a, b) != (begin, end) for a, b in others) for begin, end in own)
+
+
+def _spelling(name: str) -> str:
+    """A pattern of a name, with anything that is no letter or digit between its words and numbers."""
+    pieces = re.findall(r"\d+|[^\W\d_]+", name)
+    if not pieces:
+        return re.escape(name)
+    first, last = (r"\d" if piece[0].isdigit() else r"[^\W\d_]" for piece in (pieces[0], pieces[-1]))
+    return rf"(?<!{first})" + r"[\W_]*".join(map(re.escape, pieces)) + rf"(?!{last})"
