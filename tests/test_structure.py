@@ -12,9 +12,9 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 45_863,
-    "lines of tools": 18_965,
-    "lines of tests": 45_988,
+    "lines of the core": 45_882,
+    "lines of tools": 18_993,
+    "lines of tests": 46_010,
 }
 
 

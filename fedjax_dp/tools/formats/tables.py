@@ -1,6 +1,8 @@
 """Tables in CSV and Parquet files: with a column of clients, or with one file for each client."""
 
 import binascii
+import collections
+import csv
 import functools
 import glob
 import io
@@ -8,6 +10,7 @@ import os
 import pathlib
 import re
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from fedjax_dp import errors, folders
@@ -258,10 +261,15 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
             text = pd.read_csv(source(), usecols=[*words], dtype=str, keep_default_na=False, **how)
             for name, categories in words.items():
                 frame[name] = text[name].where(frame[name].notna() | text[name].isin(categories))
+        _check_line_breaks(
+            path, source(), frame, [*text_columns, places.get(str(columns.split), columns.split)], separator
+        )
         for name in [name for name in text_columns if name in frame.columns]:
             frame[name] = frame[name].map(plain_name, na_action="ignore")
         if places:
             frame.columns = [*places]
+    except errors.ConfigurationError:
+        raise
     except UnicodeDecodeError:
         raise no_text(path, beginning) from None
     except pd.errors.ParserWarning:
@@ -285,6 +293,26 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
             f"{path}: columns", f"{again.iloc[0][:40]} twice", "of different names", "drop or rename one"
         )
     return frame
+
+
+def _check_line_breaks(path: pathlib.Path, source: Any, frame: Any, names: Sequence[Any], separator: str) -> None:
+    """Refuse quotation marks that take the rows up to the next one into a cell: of a name, or with text behind them."""
+    words = [name for name in frame.columns if frame[name].dtype.kind not in "biufc"]
+    broken = [name for name in words if frame[name].astype(str).str.contains("[\r\n]").any()]
+    remedy = "a quotation mark without its other one takes the following rows into its cell"
+    if inside := [name for name in broken if name in names]:
+        raise damage_error(f"{path}: column {inside[0]}", "a name of several lines", "names of one line", remedy)
+    if not broken:
+        return
+    with open(source, "rb") if source is path else source as raw:
+        text = io.TextIOWrapper(raw, "utf-8-sig", newline="")
+        rows = csv.reader(text, delimiter=separator, skipinitialspace=True, strict=True)
+        try:
+            collections.deque(rows, 0)
+        except csv.Error as error:
+            if "limit" not in str(error):  # of a long cell
+                where = f"{path}: line {rows.line_num}"
+                raise damage_error(where, str(error), "quotation marks in pairs around a cell", remedy) from None
 
 
 def _read_parquet(path: pathlib.Path) -> Any:

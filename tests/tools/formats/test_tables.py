@@ -435,6 +435,22 @@ def written(*lines):
     pathlib.Path("a.csv").write_text("\n".join([*lines, ""]))
 
 
+def test_a_stray_quotation_mark_takes_no_rows():
+    def read(texts, users):
+        rows = zip(texts, users, strict=True)
+        written("x,text,sick,user", *(f"{at}.5,{text},{at % 2},{user}" for at, (text, user) in enumerate(rows)))
+        return load("csv:a.csv", label_column="sick", user_column="user", records_per_user=1, drop="text")
+
+    texts, users = [f"word{at}" for at in range(40)], [f"u{at}" for at in range(40)]
+    assert len(rows_of(read(texts, users))) == 40
+    refused = refusal(read, texts, [*users[:8], '"u8', "u9", 'u10"', *users[11:]])
+    assert "column user must be names of one line" in refused
+    refused = refusal(read, [*texts[:8], '"word8', "word9", 'word10" off', *texts[11:]], users)
+    assert "a.csv: line 12 must be quotation marks in pairs" in refused
+    whole = [*texts[:8], '"two lines\nof one, ""quoted"" text"', *texts[9:]]
+    assert len(rows_of(read(whole, users))) == 40
+
+
 @pytest.mark.parametrize(
     ("lines", "label"),
     [
