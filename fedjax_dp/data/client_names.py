@@ -48,11 +48,11 @@ def plain_name(word: Any) -> str:
     No quotation marks around it, single spaces, nothing invisible, letters in one form, and 7 for `7.0`.
     """
     text = word.decode("utf-8", "backslashreplace") if isinstance(word, bytes) else str(word)
-    if not (text.isascii() and text.isprintable()):
-        text = unicodedata.normalize("NFKC", text)
-        text = "".join(letter for letter in text if letter.isspace() or unicodedata.category(letter) not in INVISIBLE)
-    text = " ".join(text.split())
-    return WHOLE.sub(r"\1", text.strip("\"' ") or text)
+    plain = unicodedata.normalize("NFKC", text)
+    if not plain.isprintable():
+        plain = "".join(letter for letter in plain if letter.isspace() or unicodedata.category(letter) not in INVISIBLE)
+    plain = " ".join(plain.split()).strip("\"' ")
+    return WHOLE.sub(r"\1", plain or text.strip())  # which may be a quotation mark
 
 
 def as_client_names(names: Any) -> ClientNames | None:

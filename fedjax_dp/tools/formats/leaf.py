@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedjax_dp import errors, folders
+from fedjax_dp.data.client_names import plain_name
 from fedjax_dp.data.files import check_id, damage_error
 from fedjax_dp.data.json_files import kind_of, list_of, object_of, read_json
 from fedjax_dp.data.reading import Reading
@@ -99,10 +100,10 @@ def _users(path: pathlib.Path, known: set[str]) -> Iterator[tuple[str, str, list
         raise damage_error(f"{path}: num_samples and user_data", got, f"of {len(users)}, one for each of users")
     for user, count in zip(users, counts):
         check_id(f"{path}: users", user)
-        if user in known:
+        where, plain = f"{path}: {user!r}", plain_name(user)
+        if plain in known:
             raise damage_error(f"{path}: users", f"{user!r} twice", "each user once in all files of a split")
-        known.add(user)
-        where = f"{path}: {user!r}"
+        known.add(plain)
         records = object_of(where, data.get(user), ("x", "y"))
         x, y = (list_of(f"{where}: {name}", records[name]) for name in ("x", "y"))
         if not len(x) == len(y) == count:

@@ -118,8 +118,8 @@ def test_leaf_records_that_are_none(tmp_path, x, y, words):
 
 
 def test_users_that_come_twice_in_a_split(tmp_path):
-    for name in "12":
-        leaf_file(tmp_path / f"train/{name}.json", {"a": GOOD})
+    for name, user in (("1", "a"), ("2", "a\u200b ")):
+        leaf_file(tmp_path / f"train/{name}.json", {user: GOOD})
     assert "each user once in all files of a split" in refusal(load, f"leaf:{tmp_path}")
 
 
