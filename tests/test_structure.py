@@ -14,7 +14,7 @@ MOST = {
     "public class names that stand twice": 0,
     "lines of the core": 45_882,
     "lines of tools": 18_994,
-    "lines of tests": 46_010,
+    "lines of tests": 46_009,
 }
 
 
