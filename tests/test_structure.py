@@ -13,7 +13,7 @@ MOST = {
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
     "lines of the core": 45_882,
-    "lines of tools": 18_994,
+    "lines of tools": 18_992,
     "lines of tests": 46_009,
 }
 

@@ -10,7 +10,7 @@ import os
 import pathlib
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection
 from typing import Any
 
 from fedjax_dp import errors, folders
@@ -261,9 +261,7 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
             text = pd.read_csv(source(), usecols=[*words], dtype=str, keep_default_na=False, **how)
             for name, categories in words.items():
                 frame[name] = text[name].where(frame[name].notna() | text[name].isin(categories))
-        _check_line_breaks(
-            path, source(), frame, [*text_columns, places.get(str(columns.split), columns.split)], separator
-        )
+        _check_line_breaks(path, source(), frame, text_columns, separator)
         for name in [name for name in text_columns if name in frame.columns]:
             frame[name] = frame[name].map(plain_name, na_action="ignore")
         if places:
@@ -295,7 +293,7 @@ def _read_csv(path: pathlib.Path, columns: Columns, no_header: bool | None) -> A
     return frame
 
 
-def _check_line_breaks(path: pathlib.Path, source: Any, frame: Any, names: Sequence[Any], separator: str) -> None:
+def _check_line_breaks(path: pathlib.Path, source: Any, frame: Any, names: Collection[Any], separator: str) -> None:
     """Refuse quotation marks that take the rows up to the next one into a cell: of a name, or with text behind them."""
     words = [name for name in frame.columns if frame[name].dtype.kind not in "biufc"]
     broken = [name for name in words if frame[name].astype(str).str.contains("[\r\n]").any()]
