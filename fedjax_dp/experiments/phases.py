@@ -92,6 +92,11 @@ def without_digests(ledger: str) -> str:
     return text
 
 
+def ledger_of_run(ledger: str, run: str) -> str:
+    """The ledger in the folder of a run; `run` is its name in `run.json`."""
+    return with_phase(before_last(ledger), _last(ledger) | {"run": run})
+
+
 def ledger_of_more_rounds(ledger: str, planned: PlannedRun, guarantee: Guarantee) -> str:
     """The ledger of a run continued to more rounds, with a new Guarantee."""
     return with_phase(before_last(ledger), _last(ledger) | _cost(planned, guarantee))

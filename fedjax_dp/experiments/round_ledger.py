@@ -15,6 +15,7 @@ from fedjax_dp.accounting.ledger import Ledger, phases_in, read_rounds, text_of
 from fedjax_dp.display import comma_separated, finite
 from fedjax_dp.experiments import phases
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
+from fedjax_dp.models.starts import require_own_ledgers
 from fedjax_dp.privacy.protection import noise_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def read_ledger(path: pathlib.Path) -> Ledger:
     """
     file = path / LEDGER if path.is_dir() else path
     text = read_text(file)
+    require_own_ledgers(file.parent)
     *_, phase = every = phases_of(text, str(file))
     if phase["kind"] != RUN:
         raise errors.refuse(str(file), f"a ledger that ends with {phase['kind']}", "that of a run", PUT_BACK)

@@ -17,14 +17,15 @@ from fedjax_dp.data.store import FederatedData
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import config as configs
-from fedjax_dp.experiments import environment, population, summary
+from fedjax_dp.experiments import environment, phases, population, summary
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.round_ledger import PUT_BACK, RoundLedger, carry_on, read_text, require_own, write_tables
 from fedjax_dp.experiments.training import Callbacks, Experiment, Result, train
 from fedjax_dp.folders import FolderKind, FolderLock
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
+from fedjax_dp.models.starts import CHECKPOINTS, require_own_ledgers
 from fedjax_dp.pytrees import checksum, equal
-from fedjax_dp.rounds.checkpoint import CHECKPOINTS, Checkpoints
+from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation, as_float32_leaves, initial_server_state
 from fedjax_dp.rounds.state import ServerState, place
 from fedjax_dp.tasks import describe_task
@@ -33,11 +34,11 @@ CONFIG, METRICS, RESULT, GUARANTEE = "config.toml", "metrics.json", "result.json
 RUN_FOLDER = FolderKind(
     name="run",
     manifest="run.json",
-    fields={"made of": str, "config": dict, "checksums": dict, "seal": str, "versions": dict, "task": dict}
+    fields={"made of": str, "run": str, "config": dict, "checksums": dict, "seal": str, "versions": dict, "task": dict}
     | {"devices": int, "model_devices": int},
     beginning=(GUARANTEE, LEDGER),
-    decisive=("made of", "config", "checksums"),
-    format=("format", 2),
+    decisive=("made of", "run", "config", "checksums"),
+    format=("format", 3),
     remedy="start a run with --out",
     renewal=f"fedjax-dp run {{folder}}/{CONFIG} runs it anew",
 )
@@ -334,19 +335,20 @@ def history(path: pathlib.Path) -> list[Evaluation]:
 
 
 def seal_promise(promise: Mapping[str, Any], manifest: Manifest) -> dict[str, Any]:
-    """A saved Guarantee with a checksum of itself and of its run, without the run's number of rounds."""
-    plain = {name: value for name, value in promise.items() if name != "seal"}
-    run = {name: value for name, value in manifest["config"].items() if name != "rounds"}
-    return plain | {"seal": folders.checksum_of({"promise": plain, "run": run, "checksums": manifest["checksums"]})}
+    """A saved Guarantee with its number of rounds and a checksum of itself and its run."""
+    plain = {"rounds": manifest["config"]["rounds"], **promise}
+    plain.pop("seal", None)
+    return plain | {"seal": folders.checksum_of({"promise": plain, "run": manifest["run"]})}
 
 
 def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
     """The saved Guarantee of a run.
 
-    Raises: ConfigurationError if the file was edited or belongs to another run.
+    Raises: ConfigurationError if the file was edited, belongs to another run or covers fewer rounds.
     """
-    promise = folders.read_json(path / GUARANTEE)
-    if not isinstance(promise, dict) or promise != seal_promise(promise, manifest):
+    promise, rounds = folders.read_json(path / GUARANTEE), manifest["config"]["rounds"]
+    own = isinstance(promise, dict) and promise == seal_promise(promise, manifest)
+    if not own or promise["rounds"] < rounds:
         raise errors.refuse(str(path / GUARANTEE), "one that was changed since", "as the run wrote it", PUT_BACK)
     return promise
 
@@ -354,6 +356,7 @@ def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
 def require_one_run(path: pathlib.Path, manifest: Manifest) -> None:
     """Refuse a folder with missing files, or with files of another run than that in `run.json`."""
     require_metrics(path)
+    require_own_ledgers(path)
     points, promise = history(path), promise_of(path, manifest)  # before the ledger, which is written first
     text = read_text(path / LEDGER)
     phase, result = phases_of(phases_in(text), str(path / LEDGER))[-1], result_of(path, manifest)
@@ -388,8 +391,10 @@ def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> No
     data = ready.planned.data
     words = None if data.vocabulary is None else data.vocabulary._asdict()
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}
+    run = folders.checksum_of(_decisive(ready))  # stays when the run goes on to more rounds
     manifest = {
         "made of": ready.spec.made_of,
+        "run": run,
         **_decisive(ready),
         **_layout(ready.execution),
         "records": records | {"vocabulary": words},
@@ -400,7 +405,7 @@ def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> No
     }
     with folders.storage_errors(path, "make room, or give another --out"), folders.create_folder(path):
         folders.write_json(path / GUARANTEE, seal_promise(ready.guarantee.to_full_dict(), manifest))
-        folders.write_atomically(path / LEDGER, ready.ledger)
+        folders.write_atomically(path / LEDGER, phases.ledger_of_run(ready.ledger, run))
         RUN_FOLDER.write(path, manifest)
         _write_config(path, manifest["config"], {})
 

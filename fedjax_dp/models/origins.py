@@ -35,6 +35,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "continues": (list, type(None)),
         "colluders": (int, type(None)),
         "in_sweep": (bool, type(None)),
+        "run": (str, type(None)),  # which run.json names too
     },
     FILE: {
         "name": str,

@@ -29,6 +29,7 @@ from fedjax_dp.models.origins import ARRAY, KEY, LEDGER, Origin
 WANTED = "an .npz or .safetensors file, the folder of a run, or one that orbax wrote"
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")  # of PEFT
 RUN = "run.json"  # makes a folder that of a run
+CHECKPOINTS = "checkpoints"  # in the folder of a run
 STATE, FINAL = "state", "final"  # of a run's checkpoint: what goes on, and the model where it is not the state's
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 CONVERT = (
@@ -188,8 +189,39 @@ def _ledger_of_folder(path: pathlib.Path) -> str | None:
         raise errors.refuse("start", f"{path}, a run without {LEDGER}", "one with it", "put it back")
     if file is None:
         return None
+    for place in (path, *runs):
+        require_own_ledgers(place)
+    return _phases_at(file)
+
+
+def require_own_ledgers(folder: pathlib.Path) -> None:
+    """Refuse the folder of a run whose ledger or checkpoints are those of another run, or of more rounds than it has.
+
+    Every checkpoint has a copy of its run's ledger. A folder without a run or a ledger passes.
+    """
+    if not all((folder / name).is_file() for name in (RUN, LEDGER)):
+        return
+    manifest, own = folders.read_json(folder / RUN), _last_phase(folder / LEDGER)
+    run = manifest.get("run") if isinstance(manifest, dict) else None
+    others = [] if own.get("run") == run else [LEDGER]
+    for file in folder.glob(f"{CHECKPOINTS}/*/*/{LEDGER}"):
+        done = file.parents[1].name
+        with contextlib.suppress(FileNotFoundError):  # of a checkpoint that its run has just removed
+            if done.isdecimal() and (_last_phase(file).get("run") != run or int(done) > own.get("rounds", 0)):
+                others.append(f"{CHECKPOINTS}/{done}")
+    if others:
+        got = f"{folder}, of two runs: {others[0]} is not that of {RUN}"
+        raise errors.refuse("run folder", got, "of one run", "put it back, or start a new run")
+
+
+def _last_phase(file: pathlib.Path) -> Mapping[str, Any]:
+    return origins.phases_of(_phases_at(file), str(file))[-1]
+
+
+def _phases_at(file: pathlib.Path) -> str:
+    """The lines of phases in a ledger's file."""
     with open(file, "rb") as opened:
-        text = phases_in(_text(opened.read(origins.LARGEST + 1), path))  # lines of rounds may be many more
+        text = phases_in(_text(opened.read(origins.LARGEST + 1), file))  # lines of rounds may be many more
     if len(text) > origins.LARGEST:
         raise damage_error(file, f"{file.stat().st_size:,} bytes", f"a ledger of at most {origins.LARGEST:,}")
     return text
@@ -230,7 +262,7 @@ def _orbax(path: pathlib.Path) -> dict[str, Any]:
     """Arrays of a folder that orbax's StandardCheckpointer wrote; of a run, what its newest checkpoint has trained."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
     if (path / RUN).is_file():
-        done = [place.parent for place in (path / "checkpoints").glob(f"*/{STATE}") if place.parent.name.isdecimal()]
+        done = [place.parent for place in (path / CHECKPOINTS).glob(f"*/{STATE}") if place.parent.name.isdecimal()]
         if not done:
             raise errors.refuse("start", f"{path}, a run without a checkpoint", WANTED, "go on with the run first")
         path = arrays_at(max(done, key=lambda place: int(place.name)))

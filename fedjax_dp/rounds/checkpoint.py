@@ -3,7 +3,6 @@
 import contextlib
 import logging
 import pathlib
-import shutil
 import sys
 from collections.abc import Iterator
 from concurrent import futures
@@ -11,17 +10,16 @@ from typing import Any
 
 import jax
 
-from fedjax_dp import errors
+from fedjax_dp import errors, folders
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.models.origins import LEDGER
-from fedjax_dp.models.starts import FINAL, STATE, arrays_at, arrays_of
+from fedjax_dp.models.starts import CHECKPOINTS, FINAL, STATE, arrays_at, arrays_of
 from fedjax_dp.rounds import prefetch
 from fedjax_dp.rounds.state import ServerState
 
 KEPT = 2
 TABLES = "tables"
-CHECKPOINTS = "checkpoints"  # in the folder of a run
 
 
 class Checkpoints:
@@ -56,7 +54,8 @@ class Checkpoints:
         with _without_strays():
             self._thread.submit(self._manager.save, round_index, args=args).result()
         if self._ledger.is_file() and distributed.is_first():  # so that a copy of the arrays alone says what they are
-            shutil.copy(self._ledger, arrays_at(pathlib.Path(self._manager.directory) / str(round_index)))
+            arrays = arrays_at(pathlib.Path(self._manager.directory) / str(round_index))
+            folders.write_atomically(arrays / LEDGER, self._ledger.read_text())
 
     def latest(self) -> int | None:
         """Number of finished rounds in the newest complete checkpoint."""

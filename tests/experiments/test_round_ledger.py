@@ -120,6 +120,10 @@ def test_a_ledger_that_was_edited_or_is_another_runs_stops_a_resume(runs, tmp_pa
     for number, changed, words in ((rounds + 1, {}, "rounds"), (rounds, {"noise_multiplier": 8.0}, "epsilon")):
         fdp.run(dpnfl(**changed), data, rounds=number, delta=1e-3, out=tmp_path / words)
         shutil.copy(tmp_path / words / "ledger.jsonl", file)
+        with pytest.raises(fdp.ConfigurationError, match="of two runs"):
+            fdp.resume(folder, dpnfl(), data)
+        other, lines = file.read_text().split("\n", 1)
+        file.write_text(f"{json.dumps(json.loads(other) | {'run': json.loads(phase)['run']})}\n{lines}")
         with pytest.raises(fdp.ConfigurationError, match=f"got of another run, with {words}"):
             fdp.resume(folder, dpnfl(), data)
     assert pathlib.Path(folder / "run.json").is_file()

@@ -15,6 +15,8 @@ import fedjax_dp as fdp
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments import RunSpec, configured, run_folder
+from fedjax_dp.experiments.round_ledger import read_ledger
+from fedjax_dp.models import read_start
 from fedjax_dp.pytrees import equal
 
 WORDS = {"num_clients": 10, "cohort_size": 5, "local_steps": 2, "rounds": 4, "evaluate_every": 2, "checkpoint_every": 1}
@@ -86,6 +88,35 @@ def test_a_folder_of_two_runs_or_of_half_a_one_is_not_opened(data):
         pathlib.Path(f"a {name}", name).unlink()
         assert name in refusal(fdp.open_run, f"a {name}")
     assert "metrics.json" in refusal(fdp.resume, "a metrics.json", dpnfl(), data, rounds=4)
+
+
+@pytest.mark.slow
+def test_a_file_of_a_quieter_run_or_of_fewer_rounds_never_speaks_for_a_folder(data):
+    """Same data, delta, rounds and seed: the files differ by the noise alone, or by the number of rounds."""
+    words = {"rounds": 2, "evaluate_every": 1, "checkpoint_every": 1, "delta": 1e-3}
+    fdp.run(dpnfl(noise_multiplier=0.5), data, out="loud", **words)
+    fdp.run(dpnfl(noise_multiplier=4.0), data, out="quiet", **words)
+    shutil.copytree("loud", "longer")
+    fdp.resume("longer", dpnfl(noise_multiplier=0.5), data, rounds=4)
+    doors = {
+        "open": fdp.open_run,
+        "resume": lambda path: fdp.resume(path, dpnfl(noise_multiplier=0.5), data, rounds=6),
+        "ledger": lambda path: read_ledger(pathlib.Path(path)),
+        "start": read_start,
+        "checkpoint": lambda path: read_start(next(pathlib.Path(path).glob("checkpoints/*/state"))),
+    }
+    of_a_quieter = dict.fromkeys(("ledger.jsonl", "run.json", "checkpoints"), doors) | {"guarantee.json": ["open"]}
+    of_fewer_rounds = {"ledger.jsonl": doors, "run.json": ["open", "resume"], "guarantee.json": ["open"]}
+    cases = (("loud", "quiet", of_a_quieter), ("longer", "quiet", of_a_quieter), ("longer", "loud", of_fewer_rounds))
+    for folder, source, files in cases:
+        for name, door in ((name, door) for name, entered in files.items() for door in entered):
+            mixed = f"{folder} {source} {name} {door}"
+            shutil.copytree(folder, mixed)
+            if name == "checkpoints":
+                shutil.rmtree(f"{mixed}/{name}")
+            (shutil.copytree if name == "checkpoints" else shutil.copy)(f"{source}/{name}", f"{mixed}/{name}")
+            with pytest.raises(errors.ConfigurationError, match=r"of two runs|changed since|of another run|checksum"):
+                doors[door](mixed)
 
 
 @pytest.mark.slow
@@ -224,7 +255,7 @@ def test_what_was_changed_is_named(x):
     for change in ({"epsilons": [[0.1, 10]]}, {"statement": "all is well"}, {"warnings": ["none"]}, {"seal": None}):
         edited = json.dumps(promise | change)
         assert "y/guarantee.json must be as the run wrote it" in refused("guarantee.json", lambda _, text=edited: text)
-    other = run_folder.seal_promise(promise, about | {"config": about["config"] | {"seed": 1}})
+    other = run_folder.seal_promise(promise, about | {"run": "of another"})
     assert "y/guarantee.json must be" in refused("guarantee.json", lambda _: json.dumps(other))
 
 
@@ -302,16 +333,16 @@ def test_parameters_are_exported_by_name(data):
     assert not pathlib.Path("absent").exists()
 
 
-FIELDS = {  # of format 1; a folder with others is to be of another one
+FIELDS = {  # of format 3; a folder with others is to be of another one
     "guarantee.json": "accountant adjacency alone assumptions attack caveat claims delta deployment elsewhere epsilon "
-    "epsilon_max epsilon_median epsilon_min epsilons names noise_multiplier own phases reason seal statement unit view "
-    "warnings",
+    "epsilon_max epsilon_median epsilon_min epsilons names noise_multiplier own phases reason rounds seal statement "
+    "unit view warnings",
     "metrics.json": "client_mean client_variance clipped gradient_norm learnt_clip_norm noise_to_signal objective "
     "personal_mean personal_pooled personal_variance personal_worst_tenth round test_accuracy test_loss train_loss "
     "worst_tenth",
     "result.json": "algorithm baseline bytes_to_target classes config dataset device guarantee history probes rounds "
     "rounds_to_target seed spending task test_accuracy test_loss timing traffic versions",
-    "run.json": "checksums config device devices format halted_of made of model_devices records seal task versions",
+    "run.json": "checksums config device devices format halted_of made of model_devices records run seal task versions",
 }
 
 
@@ -319,7 +350,7 @@ def test_files_of_a_folder_have_the_fields_of_its_format(data):
     fdp.run(dpnfl(), data, rounds=1, out="x", delta=1e-3)
     files = {name: json.loads(pathlib.Path("x", name).read_text()) for name in FIELDS}
     fields = {name: " ".join(sorted(one[0] if isinstance(one, list) else one)) for name, one in files.items()}
-    assert (run_folder.RUN_FOLDER.format, fields) == (("format", 2), FIELDS), "raise the format with the fields"
+    assert (run_folder.RUN_FOLDER.format, fields) == (("format", 3), FIELDS), "raise the format with the fields"
 
 
 def test_a_result_holds_the_share_of_the_most_frequent_class_and_folders_without_it_are_read(data):
