@@ -79,7 +79,7 @@ def run_on(ready: Sequence[PreparedPoint], address: str, parts: int, cpus: int, 
                 for one in records:
                     keep(one, None)
                     watch.add(one)
-                show(watch.texts(watch.done))
+                show(watch.texts(watch.done / watch.total))
 
 
 def _workers(ray: Any, cpus: int) -> tuple[int, int]:

@@ -199,12 +199,12 @@ def execute(
             f"no parameters are kept: those of all points are {size / 1e9:,.1f} GB, more than {MOST_BYTES / 1e9:.1f}"
         )
     with_params = with_params and size <= MOST_BYTES
-    watch = Watch(sum(map(len, plan.entries)))
+    watch, whole, begun = Watch(sum(map(len, plan.entries))), sum(plan.seconds), 0.0
     with screen.live("sweep") as show:
-        for group, entries in zip(plan.groups, plan.entries, strict=True):
+        for group, entries, seconds in zip(plan.groups, plan.entries, plan.seconds, strict=True):
 
-            def progress(done: float, before: int = watch.done) -> None:
-                show(watch.texts(before + done))
+            def progress(done: float, before: float = begun, each: float = seconds / len(entries)) -> None:
+                show(watch.texts((before + done * each) / whole))
 
             earlier = {at: before[entry.id] for at, entry in enumerate(entries) if entry.id in before}
             for index, outcome in group.run(progress, with_params=with_params, until=until, before=earlier):
@@ -214,7 +214,7 @@ def execute(
                 kept = record(entries[index], outcome)
                 keep(kept, _trained_model(entries[index], outcome) if outcome.params is not None else None)
                 watch.add(kept)
-                show(watch.texts(watch.done))
+            begun += seconds
     return stopped
 
 
@@ -290,13 +290,14 @@ class Watch:
         if self._best is None or main.better * (value - self._best[0]) > 0:
             self._best = (value, main, record["values"])
 
-    def texts(self, done: float) -> dict[str, str]:
-        """Lines of a table; `done` counts unfinished points in part."""
+    def texts(self, share: float) -> dict[str, str]:
+        """Lines of a table; `share`: of all the work, in time."""
         spent = time.perf_counter() - self._began
-        pace = done / spent if spent > 0 else 0.0
         texts = {"points": f"{self.done:,} of {self.total:,}" + (f", {self.lost} failed" if self.lost else "")}
-        if pace > 0:
-            texts |= {"rate": f"{60 * pace:,.1f} points a minute", "left": duration((self.total - done) / pace)}
+        if self.done and spent > 0:
+            texts["rate"] = f"{60 * self.done / spent:,.1f} points a minute"
+        if share > 0:
+            texts["left"] = duration(spent * (1 - share) / share)
         if self._best:
             value, main, values = self._best
             texts["best so far"] = f"{main.name} {value:.4f} ({in_words(values)})"

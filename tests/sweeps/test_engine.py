@@ -1,6 +1,7 @@
 """Sweeps: every point is its single run, whatever it shares a program, a batch or a machine with."""
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
@@ -10,10 +11,11 @@ from helpers import TwoLayerModel, ragged_data, refusal, usual
 import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.algorithms import CATALOGUE
+from fedjax_dp.experiments.console import Screen
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.privacy import PrivacyTerms
 from fedjax_dp.privacy.planned_run import plan_run
-from fedjax_dp.sweeps import engine, program
+from fedjax_dp.sweeps import engine, program, runner
 from fedjax_dp.sweeps.engine import Job, JobGroup, group_jobs
 from fedjax_dp.sweeps.runner import Watch
 from fedjax_dp.tasks import Own, describe_task
@@ -431,6 +433,26 @@ def test_what_somebody_who_waits_reads():
     watch, task = Watch(4), describe_task(Own())
     for at, (loss, status) in enumerate(((0.5, "done"), (0.2, "done"), (0.1, "diverged"))):
         watch.add({"status": status, "task": task, "history": [{"test_loss": loss}], "values": {"rate": at}})
-    texts = watch.texts(3.5)
+    texts = watch.texts(1.0)
     assert texts["points"] == "3 of 4, 1 failed"
     assert texts["best so far"] == "test_loss 0.2000 (rate=1)"
+
+
+def test_the_share_of_a_sweep_that_is_done_weighs_its_programs_by_their_time(monkeypatch):
+    """An hour's point alone, then two of five minutes: after the first, 60 of 70 minutes are done."""
+    shares = []
+    monkeypatch.setattr(Watch, "texts", lambda self, share: shares.append(share) or {})
+
+    class Group:
+        def __init__(self, dispatches):
+            self.dispatches = dispatches
+
+        def run(self, progress, **options):
+            for done in self.dispatches:
+                progress(done)
+            return iter(())
+
+    groups, point = [Group([0.5, 1]), Group([1, 2])], types.SimpleNamespace(id="")
+    plan = runner.SweepPlan(groups, [[point], [point, point]], [3600.0, 600.0], 0.0)
+    runner.execute(plan, lambda *kept: None, Screen(quiet=True))
+    assert shares == pytest.approx([30 / 70, 60 / 70, 65 / 70, 1])
