@@ -202,6 +202,16 @@ class Ledger:
         return len(self.lines)
 
     @property
+    def last(self) -> Line:
+        """The line of the last round.
+
+        Raises: ConfigurationError before the first.
+        """
+        if not self.lines:
+            raise errors.refuse("ledger", "no rounds", "of a run that has done some", "it grows as the run goes on")
+        return self.lines[-1]
+
+    @property
     def follows_results(self) -> bool:
         """Whether results may end the run: then the cost of planned rounds is no bound."""
         return bool(self.lines) and "stop" in self.lines[0].get("law", {})
@@ -243,11 +253,9 @@ class Ledger:
         if self.follows_results:
             wanted, remedy = "of one whose rounds were planned", "its Guarantee has its epsilon"
             raise errors.refuse("ledger", "one of a run that results may end", wanted, remedy)
-        if not self.lines:
-            raise errors.refuse("ledger", "no rounds", "of a run that has done some", "it grows as the run goes on")
+        last = self.last
         if not self.lines[0]["events"]:
             raise errors.refuse("ledger", "one of a run without", "of a run that has an epsilon")
-        last = self.lines[-1]
         return epsilons_of(self.events(rounds), delta or last["delta"], accountant or last["accountant"])
 
 

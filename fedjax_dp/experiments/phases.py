@@ -73,6 +73,7 @@ def checksums_of_values(algorithm: Algorithm, model: Model) -> dict[str, str]:
 def ledger_of_parameters(ledger: str, values: Mapping[str, Any], round_done: int) -> str:
     """The ledger stored with these arrays: its last line names them and their round."""
     facts = _last(ledger) | {"round": round_done, "parameters": values_digest(values)}
+    facts.pop("run", None)  # the name is the folder's, not that of the arrays
     return with_phase(before_last(ledger), facts)
 
 

@@ -15,7 +15,7 @@ from fedjax_dp.accounting.ledger import Ledger, phases_in, read_rounds, text_of
 from fedjax_dp.display import comma_separated, finite
 from fedjax_dp.experiments import phases
 from fedjax_dp.models.origins import LEDGER, RUN, phases_of
-from fedjax_dp.models.starts import require_own_ledgers
+from fedjax_dp.models.run_files import PUT_BACK, require_one_name, run_of
 from fedjax_dp.privacy.protection import noise_of
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 BY_ROUND, BY_CLIENT = "ledger.csv", "clients.csv"
 COLUMNS = ("round", "epsilon_planned", "priced_at", "epsilon_at_any_time", "budget", "left", "halt")  # and deployment
-PUT_BACK = "put it back, or start a new run"
 
 
 def read_text(file: pathlib.Path) -> str:
@@ -44,11 +43,12 @@ def read_text(file: pathlib.Path) -> str:
 def read_ledger(path: pathlib.Path) -> Ledger:
     """The rounds in a ledger file or a run's folder.
 
-    Raises: ConfigurationError in one line if it is no ledger, or of another version.
+    Raises: ConfigurationError in one line if it is no ledger, of another version, or in the folder of another run.
     """
     file = path / LEDGER if path.is_dir() else path
-    text = read_text(file)
-    require_own_ledgers(file.parent)
+    text, run = read_text(file), run_of(file.parent)
+    if run is not None and file.name == LEDGER:
+        require_one_name(run, None if run == file.parent.resolve() else file.resolve().parents[1])
     *_, phase = every = phases_of(text, str(file))
     if phase["kind"] != RUN:
         raise errors.refuse(str(file), f"a ledger that ends with {phase['kind']}", "that of a run", PUT_BACK)
@@ -60,18 +60,12 @@ def require_own(folder: pathlib.Path, ready: "Experiment") -> None:
 
     It may have fewer rounds: a run may be killed while it continues to more.
     """
-    phase, guarantee = read_ledger(folder).phase, ready.guarantee
-    own: dict[str, Any] = {
-        "algorithm": ready.name,
-        "dataset": ready.planned.data.name,
-        "view": guarantee.view.value,
-        "delta": guarantee.delta,
-    }
-    stated = dict(phase)
-    if ready.spending.private:
-        stated["epsilon"] = (phase.get("deployment") or phase)["epsilon"]
-        own["rounds"] = min(phase["rounds"], ready.rounds)
-        own["epsilon"] = finite(ready.spending.epsilon(own["rounds"]))
+    phase = read_ledger(folder).phase
+    if not ready.spending.private:
+        return
+    rounds = min(phase["rounds"], ready.rounds)
+    own = {"rounds": rounds, "epsilon": finite(ready.spending.epsilon(rounds))}
+    stated = {"rounds": phase["rounds"], "epsilon": (phase.get("deployment") or phase)["epsilon"]}
     for name, value in own.items():
         if stated[name] != value:
             got = f"of another run, with {name} {stated[name]}"

@@ -19,11 +19,20 @@ from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import environment, phases, population, summary
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.round_ledger import PUT_BACK, RoundLedger, carry_on, read_text, require_own, write_tables
+from fedjax_dp.experiments.round_ledger import RoundLedger, carry_on, read_text, require_own, write_tables
 from fedjax_dp.experiments.training import Callbacks, Experiment, Result, train
 from fedjax_dp.folders import FolderKind, FolderLock
-from fedjax_dp.models.origins import LEDGER, RUN, phases_of
-from fedjax_dp.models.starts import CHECKPOINTS, require_own_ledgers
+from fedjax_dp.models.origins import LEDGER
+from fedjax_dp.models.run_files import (
+    CHECKPOINTS,
+    NAME,
+    PUT_BACK,
+    RUN,
+    name_of,
+    read_phases,
+    refuse_foreign,
+    require_one_name,
+)
 from fedjax_dp.pytrees import checksum, equal
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation, as_float32_leaves, initial_server_state
@@ -33,11 +42,11 @@ from fedjax_dp.tasks import describe_task
 CONFIG, METRICS, RESULT, GUARANTEE = "config.toml", "metrics.json", "result.json", "guarantee.json"
 RUN_FOLDER = FolderKind(
     name="run",
-    manifest="run.json",
-    fields={"made of": str, "run": str, "config": dict, "checksums": dict, "seal": str, "versions": dict, "task": dict}
+    manifest=RUN,
+    fields={"made of": str, NAME: str, "config": dict, "checksums": dict, "seal": str, "versions": dict, "task": dict}
     | {"devices": int, "model_devices": int},
     beginning=(GUARANTEE, LEDGER),
-    decisive=("made of", "run", "config", "checksums"),
+    decisive=("made of", NAME, "config", "checksums"),
     format=("format", 3),
     remedy="start a run with --out",
     renewal=f"fedjax-dp run {{folder}}/{CONFIG} runs it anew",
@@ -77,6 +86,7 @@ class RunFolder:
             with self._storing():
                 hooks.plot_run(result.history, result.guarantee, ready.title, self.path / "run.png", task=ready.task)
                 write_tables(self.path, ready)
+                content |= {NAME: name_of(self.path)}
                 folders.write_json(self.path / RESULT, content)  # last: it marks the run as finished
 
     def state(self, ready: Experiment) -> ServerState | None:
@@ -282,6 +292,7 @@ def configuration(path: pathlib.Path) -> dict[str, Any]:
             the run have changed since.
     """
     manifest = RUN_FOLDER.read(path)
+    require_one_name(path)
     if manifest["made of"] != configs.CONFIGURED:
         got = f"{path}, a run of values of Python"
         raise errors.refuse("run folder", got, "of a configuration", "audit and run it from Python too")
@@ -315,18 +326,20 @@ def files_of(config: configs.RunSpec) -> dict[str, str]:
 
 def ledger(path: pathlib.Path) -> str:
     """The ledger of a run's parameters."""
-    text = phases_in(read_text(path / LEDGER))
-    phases_of(text, str(path))  # refuses edited text
-    return text
+    return read_phases(path / LEDGER)
 
 
 def result_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any] | None:
-    """The result of a finished run; None before its end."""
+    """The result of a finished run; None before its end.
+
+    Raises: ConfigurationError if the file belongs to another run.
+    """
     if not (path / RESULT).is_file():
         return None
     result = folders.read_json(path / RESULT)
-    finished = isinstance(result, dict) and result.get("rounds") == manifest["config"]["rounds"]
-    return result if finished else None
+    if not isinstance(result, dict) or result.get(NAME) != manifest[NAME]:
+        raise refuse_foreign(path, RESULT)
+    return result if result.get("rounds") == manifest["config"]["rounds"] else None
 
 
 def history(path: pathlib.Path) -> list[Evaluation]:
@@ -338,41 +351,32 @@ def seal_promise(promise: Mapping[str, Any], manifest: Manifest) -> dict[str, An
     """A saved Guarantee with its number of rounds and a checksum of itself and its run."""
     plain = {"rounds": manifest["config"]["rounds"], **promise}
     plain.pop("seal", None)
-    return plain | {"seal": folders.checksum_of({"promise": plain, "run": manifest["run"]})}
+    return plain | {"seal": folders.checksum_of({"promise": plain, NAME: manifest[NAME]})}
 
 
 def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
     """The saved Guarantee of a run.
 
-    Raises: ConfigurationError if the file was edited, belongs to another run or covers fewer rounds.
+    Raises: ConfigurationError if the file was edited or covers fewer rounds, and for a folder of two runs.
     """
-    promise, rounds = folders.read_json(path / GUARANTEE), manifest["config"]["rounds"]
+    require_one_name(path)
+    promise = folders.read_json(path / GUARANTEE)
     own = isinstance(promise, dict) and promise == seal_promise(promise, manifest)
-    if not own or promise["rounds"] < rounds:
-        raise errors.refuse(str(path / GUARANTEE), "one that was changed since", "as the run wrote it", PUT_BACK)
+    if not own or promise["rounds"] < manifest["config"]["rounds"]:
+        got = "one of fewer rounds" if own else "one that was changed since"
+        raise errors.refuse(str(path / GUARANTEE), got, "as the run wrote it", PUT_BACK)
     return promise
 
 
 def require_one_run(path: pathlib.Path, manifest: Manifest) -> None:
     """Refuse a folder with missing files, or with files of another run than that in `run.json`."""
     require_metrics(path)
-    require_own_ledgers(path)
-    points, promise = history(path), promise_of(path, manifest)  # before the ledger, which is written first
+    promise_of(path, manifest), result_of(path, manifest)
+    points = history(path)  # before the ledger, which is written first
     text = read_text(path / LEDGER)
-    phase, result = phases_of(phases_in(text), str(path / LEDGER))[-1], result_of(path, manifest)
-    kept = {name: value for name, value in manifest["config"].items() if name not in FREE}
-    held = {} if result is None else result["config"]
     lines = text.count("\n") - phases_in(text).count("\n")
-    others = {
-        LEDGER: phase["kind"] != RUN
-        or (phase["delta"], phase["records"]["checksum"]) != (promise["delta"], manifest["checksums"]["data"]),
-        METRICS: bool(points) and points[-1].round > min(lines, manifest["config"]["rounds"]),
-        RESULT: any(held[name] != value for name, value in kept.items() if name in held),
-    }
-    for name, other in others.items():
-        if other:
-            got = f"{path}, of two runs: {name} is not that of {RUN_FOLDER.manifest}"
-            raise errors.refuse("run folder", got, "of one run", PUT_BACK)
+    if points and points[-1].round > min(lines, manifest["config"]["rounds"]):
+        raise refuse_foreign(path, METRICS)
 
 
 def require_metrics(path: pathlib.Path) -> None:
@@ -391,21 +395,21 @@ def _begin(path: pathlib.Path, lock: FolderLock | None, ready: Experiment) -> No
     data = ready.planned.data
     words = None if data.vocabulary is None else data.vocabulary._asdict()
     records = {"shape": data.record_shape, "classes": data.classes, "tokens": data.tokens, "task": data.task}
-    run = folders.checksum_of(_decisive(ready))  # stays when the run goes on to more rounds
+    versions = environment.versions()
     manifest = {
         "made of": ready.spec.made_of,
-        "run": run,
+        NAME: folders.checksum_of({**_decisive(ready), **versions}),  # stays when it goes on to more rounds
         **_decisive(ready),
         **_layout(ready.execution),
         "records": records | {"vocabulary": words},
         "task": describe_task(ready.task),
-        "versions": environment.versions(),
+        "versions": versions,
         "device": environment.device(),
         **({"notes": list(ready.notes)} if ready.notes else {}),
     }
     with folders.storage_errors(path, "make room, or give another --out"), folders.create_folder(path):
         folders.write_json(path / GUARANTEE, seal_promise(ready.guarantee.to_full_dict(), manifest))
-        folders.write_atomically(path / LEDGER, phases.ledger_of_run(ready.ledger, run))
+        folders.write_atomically(path / LEDGER, phases.ledger_of_run(ready.ledger, manifest[NAME]))
         RUN_FOLDER.write(path, manifest)
         _write_config(path, manifest["config"], {})
 

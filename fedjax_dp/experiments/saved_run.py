@@ -18,7 +18,8 @@ from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments.training import merge_params
 from fedjax_dp.models import ARCHITECTURES, Model, NetworkModel, Origin, Start, adapters
 from fedjax_dp.models.origins import values_digest
-from fedjax_dp.models.starts import ADAPTER, CHECKPOINTS
+from fedjax_dp.models.run_files import CHECKPOINTS
+from fedjax_dp.models.starts import ADAPTER
 from fedjax_dp.rounds import metrics
 from fedjax_dp.rounds.checkpoint import Checkpoints
 from fedjax_dp.rounds.simulation import Evaluation

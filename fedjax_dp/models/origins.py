@@ -157,6 +157,7 @@ def with_parameters(ledger: str, values: Mapping[str, Any], where: str, exported
     if phase.get("parameters", None if exported else digest) != digest:
         remedy = "export it again, or write the arrays without the ledger and say what they are with start_data"
         raise errors.refuse(f"ledger of {where}", "one of other parameters", "of the parameters in its folder", remedy)
+    phase.pop("run", None)  # the name is the folder's, not that of the arrays
     return ledger if exported else with_phase(before_last(ledger), phase | {"parameters": digest})
 
 

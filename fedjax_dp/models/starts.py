@@ -20,17 +20,21 @@ import jax
 import numpy as np
 
 from fedjax_dp import errors, folders
-from fedjax_dp.accounting.ledger import phases_in
 from fedjax_dp.data.files import damage_error, read_npz
 from fedjax_dp.models import origins
 from fedjax_dp.models.networks import by_path
 from fedjax_dp.models.origins import ARRAY, KEY, LEDGER, Origin
+from fedjax_dp.models.run_files import (
+    RUN,
+    arrays_at,
+    newest_checkpoint,
+    read_phases,
+    require_one_name,
+    run_of,
+)
 
 WANTED = "an .npz or .safetensors file, the folder of a run, or one that orbax wrote"
 ADAPTER = ("adapter_config.json", "adapter_model.safetensors")  # of PEFT
-RUN = "run.json"  # makes a folder that of a run
-CHECKPOINTS = "checkpoints"  # in the folder of a run
-STATE, FINAL = "state", "final"  # of a run's checkpoint: what goes on, and the model where it is not the state's
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 CONVERT = (
     "pickles are not read: safetensors.torch.save_file(model.state_dict(), 'model.safetensors') writes one that is"
@@ -182,49 +186,13 @@ def _read(path: pathlib.Path) -> tuple[dict[str, Any], str | None]:
 
 def _ledger_of_folder(path: pathlib.Path) -> str | None:
     """Its own, or that of the run whose checkpoint it is."""
-    whole = path.absolute()  # a run's arrays are in checkpoints/ROUND/state; others near them may be of several runs
-    runs = [place for place in whole.parents[2:3] if whole.name in (STATE, FINAL) and (place / RUN).is_file()]
-    file = next((place / LEDGER for place in (path, *runs) if (place / LEDGER).is_file()), None)
+    run = run_of(path)
+    file = next((place / LEDGER for place in (path, run) if place is not None and (place / LEDGER).is_file()), None)
     if file is None and (path / RUN).is_file():
         raise errors.refuse("start", f"{path}, a run without {LEDGER}", "one with it", "put it back")
-    if file is None:
-        return None
-    for place in (path, *runs):
-        require_own_ledgers(place)
-    return _phases_at(file)
-
-
-def require_own_ledgers(folder: pathlib.Path) -> None:
-    """Refuse the folder of a run whose ledger or checkpoints are those of another run, or of more rounds than it has.
-
-    Every checkpoint has a copy of its run's ledger. A folder without a run or a ledger passes.
-    """
-    if not all((folder / name).is_file() for name in (RUN, LEDGER)):
-        return
-    manifest, own = folders.read_json(folder / RUN), _last_phase(folder / LEDGER)
-    run = manifest.get("run") if isinstance(manifest, dict) else None
-    others = [] if own.get("run") == run else [LEDGER]
-    for file in folder.glob(f"{CHECKPOINTS}/*/*/{LEDGER}"):
-        done = file.parents[1].name
-        with contextlib.suppress(FileNotFoundError):  # of a checkpoint that its run has just removed
-            if done.isdecimal() and (_last_phase(file).get("run") != run or int(done) > own.get("rounds", 0)):
-                others.append(f"{CHECKPOINTS}/{done}")
-    if others:
-        got = f"{folder}, of two runs: {others[0]} is not that of {RUN}"
-        raise errors.refuse("run folder", got, "of one run", "put it back, or start a new run")
-
-
-def _last_phase(file: pathlib.Path) -> Mapping[str, Any]:
-    return origins.phases_of(_phases_at(file), str(file))[-1]
-
-
-def _phases_at(file: pathlib.Path) -> str:
-    """The lines of phases in a ledger's file."""
-    with open(file, "rb") as opened:
-        text = phases_in(_text(opened.read(origins.LARGEST + 1), file))  # lines of rounds may be many more
-    if len(text) > origins.LARGEST:
-        raise damage_error(file, f"{file.stat().st_size:,} bytes", f"a ledger of at most {origins.LARGEST:,}")
-    return text
+    if run is not None:
+        require_one_name(run, None if (path / RUN).is_file() else path.resolve().parent)
+    return None if file is None else read_phases(file)
 
 
 def _text(raw: bytes, path: pathlib.Path) -> str:
@@ -262,10 +230,10 @@ def _orbax(path: pathlib.Path) -> dict[str, Any]:
     """Arrays of a folder that orbax's StandardCheckpointer wrote; of a run, what its newest checkpoint has trained."""
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
     if (path / RUN).is_file():
-        done = [place.parent for place in (path / CHECKPOINTS).glob(f"*/{STATE}") if place.parent.name.isdecimal()]
-        if not done:
+        newest = newest_checkpoint(path)
+        if newest is None:
             raise errors.refuse("start", f"{path}, a run without a checkpoint", WANTED, "go on with the run first")
-        path = arrays_at(max(done, key=lambda place: int(place.name)))
+        path = arrays_at(newest)
     elif not (path / TREE).is_file():
         inside = sorted(file.name for ending in (".safetensors", ".npz") for file in path.glob(f"*{ending}"))
         remedy = f"name the file: {path / inside[0]}" if inside else "name a file, or the folder that holds run.json"
@@ -278,11 +246,6 @@ def _orbax(path: pathlib.Path) -> dict[str, Any]:
     if strange := [name for name, value in found.items() if not isinstance(value, np.ndarray | np.generic)]:
         raise errors.refuse("start", f"{path} with {strange[0]}, which is no array", "arrays alone")
     return found
-
-
-def arrays_at(checkpoint: pathlib.Path) -> pathlib.Path:
-    """Where the final model's parameters are in a checkpoint of a run."""
-    return checkpoint / FINAL if (checkpoint / FINAL).is_dir() else checkpoint / STATE
 
 
 def arrays_of(path: pathlib.Path) -> Any:

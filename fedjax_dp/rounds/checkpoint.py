@@ -14,7 +14,8 @@ from fedjax_dp import errors, folders
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.models.origins import LEDGER
-from fedjax_dp.models.starts import CHECKPOINTS, FINAL, STATE, arrays_at, arrays_of
+from fedjax_dp.models.run_files import CHECKPOINTS, FINAL, NAME, RUN, STATE, arrays_at, name_of
+from fedjax_dp.models.starts import arrays_of
 from fedjax_dp.rounds import prefetch
 from fedjax_dp.rounds.state import ServerState
 
@@ -32,7 +33,7 @@ class Checkpoints:
         import orbax.checkpoint as orbax  # slow to import, and only needed by runs with a folder
 
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # what fails is raised too
-        self._orbax, self._ledger = orbax, folder / LEDGER
+        self._orbax, self._folder = orbax, folder
         # Not in the background: after a failure its threads would wait for one another, and the process would not end.
         options = orbax.CheckpointManagerOptions(max_to_keep=KEPT, enable_async_checkpointing=False)
         self._manager = orbax.CheckpointManager(where.absolute(), options=options)
@@ -46,6 +47,8 @@ class Checkpoints:
         """
         save = self._orbax.args.StandardSave
         parts = {STATE: save(_light(state))}
+        if (self._folder / RUN).is_file():
+            parts[NAME] = self._orbax.args.JsonSave({NAME: name_of(self._folder)})
         if tables := prefetch.tables_of(state):
             parts[TABLES] = save([table.written_rows() for table in tables])
         if params is not None and params is not state.params:
@@ -53,9 +56,11 @@ class Checkpoints:
         round_index, args = int(state.round), self._orbax.args.Composite(**parts)
         with _without_strays():
             self._thread.submit(self._manager.save, round_index, args=args).result()
-        if self._ledger.is_file() and distributed.is_first():  # so that a copy of the arrays alone says what they are
-            arrays = arrays_at(pathlib.Path(self._manager.directory) / str(round_index))
-            folders.write_atomically(arrays / LEDGER, self._ledger.read_text())
+        ledger = self._folder / LEDGER
+        if ledger.is_file() and distributed.is_first():  # so that a copy of the arrays alone says what they are
+            for part in {STATE, FINAL} & parts.keys():
+                copy = pathlib.Path(self._manager.directory) / str(round_index) / part / LEDGER
+                folders.write_atomically(copy, ledger.read_text())
 
     def latest(self) -> int | None:
         """Number of finished rounds in the newest complete checkpoint."""

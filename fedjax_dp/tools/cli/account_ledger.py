@@ -54,11 +54,16 @@ def account_ledger(arguments: list[str]) -> int:
     if options.accountant is not None:
         errors.require_choice("accountant", options.accountant, ACCOUNTANTS)
     from fedjax_dp.experiments.round_ledger import read_ledger  # loads JAX
+    from fedjax_dp.models.run_files import newest_checkpoint
 
     path = pathlib.Path(options.ledger)
     if not path.exists():
         raise errors.refuse("ledger", options.ledger, "ledger.jsonl of one run, or its folder")
+    newest = newest_checkpoint(path if path.is_dir() else path.parent)  # first: a run goes on meanwhile
     ledger = read_ledger(path)
+    if newest is not None and int(newest.name) > ledger.rounds:
+        got, remedy = f"of {ledger.rounds} rounds beside a checkpoint of {newest.name}", "put the run's own back"
+        raise errors.refuse("ledger", got, "of all rounds that are done", remedy)
     _check_terms(ledger, options)
     if options.rounds is not None:
         errors.require_integer("rounds", options.rounds, 1, ledger.rounds, "these are done")
@@ -79,7 +84,7 @@ def account_ledger(arguments: list[str]) -> int:
         if options.delta is None and all(line["epsilon_at_any_time"] is not None for line in ledger.lines):
             curve["at any time"] = [ledger.lines[at - 1]["epsilon_at_any_time"] for at in rounds]
         title = with_mark(f"{ledger.phase['algorithm']} on {ledger.phase['dataset']}", promise.mark)
-        plot_spending(rounds, curve, title, str(promise), options.plot, ledger.lines[-1]["budget"], **look)
+        plot_spending(rounds, curve, title, str(promise), options.plot, ledger.last["budget"], **look)
     if options.json:
         return print_json(promise.to_dict() | {"rounds": options.rounds or ledger.rounds, "notes": notes})
     console = page()
@@ -100,7 +105,7 @@ def _check_terms(ledger: "Ledger", options: LedgerOptions) -> None:
 
 def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
     """The Guarantee of these rounds."""
-    last = ledger.lines[-1]
+    last = ledger.last
     if ledger.follows_results:  # what its rounds would have cost if they had been planned bounds nothing
         epsilons = [infinity_of_null(epsilon) for epsilon, clients in ledger.phase["epsilons"] for _ in range(clients)]
     else:
@@ -123,7 +128,7 @@ def _with_phases(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -
     kind, delta = kind_of(ledger.phase), promise.delta
     if kind is None or delta is None:
         return promise
-    accountant = options.accountant or ledger.lines[-1]["accountant"]
+    accountant = options.accountant or ledger.last["accountant"]
     events = events_of(ledger.phase, kind)
     alone = None if events is None else max(epsilons_of(events, delta, accountant))
     return dataclasses.replace(
@@ -135,7 +140,7 @@ def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[s
     """That the run promised the same, where it is of the same; refuses a ledger where it did not."""
     phase = ledger.phase
     if ledger.follows_results:
-        return [f"as its run promised: results may end it: stop {ledger.lines[-1]['law']['stop']}"]
+        return [f"as its run promised: results may end it: stop {ledger.last['law']['stop']}"]
     others = (options.delta, options.accountant, options.rounds)
     if any(value is not None for value in others) or ledger.rounds != phase["rounds"]:
         return []
@@ -148,7 +153,7 @@ def _own(ledger: "Ledger", options: LedgerOptions, promise: Guarantee) -> list[s
 
 def _budget(ledger: "Ledger", promise: Guarantee) -> list[str]:
     """What is left of the budget, and why the run ended."""
-    last = ledger.lines[-1]
+    last = ledger.last
     lines = []
     if last["budget"] is not None:
         lines.append(f"budget {last['budget']:g}, of which {round(last['budget'] - promise.epsilon, 6):.4g} is left")

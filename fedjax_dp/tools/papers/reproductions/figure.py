@@ -73,7 +73,7 @@ def _dot_panel(axis: Any, done: Reproduction, groups: Sequence[Any], metric: str
     keys = [line.key for line in done.recipe.lines]
     for group in groups:
         head = {"transform": axis.get_yaxis_transform(), "fontweight": "bold", "fontsize": SMALL, "va": "center"}
-        axis.text(0.0, at + 0.1, group.title, **head)
+        axis.text(0.01, at + 0.1, group.title, **head)
         at -= 0.75
         for row in (row for row in done.rows if row.metric == metric and row.place.panel == group.key):
             rank = keys.index(row.place.line)
