@@ -59,9 +59,9 @@ def total(event: Event, price: Callable[[Release], C]) -> C:
             return costs[0]
         case RandomParticipation(each, rate, rounds):
             return total(each, price).thinned(rate).times(rounds)
-        case AnyOf(parts):
+        case AnyOf(parts, times):
             costs = [total(part, price) for part in parts if any(True for _ in part.leaves())]
-            return functools.reduce(lambda one, other: one.worst(other), costs)
+            return functools.reduce(lambda one, other: one.worst(other), costs).times(times)
 
 
 def _gdp_of(event: Event) -> Callable[[Release], Gdp]:
@@ -149,7 +149,7 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
         return 0.0
     if any(step.reveals_everything for step in released):
         return math.inf
-    if isinstance(event, AnyOf):
+    if isinstance(event, AnyOf) and event.times == 1:
         return max(epsilon_of(part, delta, chosen) for part in event.parts)
     if chosen is ATTAINED and delta < RESOLVED and sum(count for _, count in event.leaves()) > 10_000:
         raise NotCoveredError(f"no lower bound below delta {RESOLVED:g}: rounding errors of long runs would exceed it")

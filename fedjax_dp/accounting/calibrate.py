@@ -55,7 +55,7 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
         return 0.0
     if any(step.noise_multiplier == 0 for step, _ in event.leaves()):
         raise errors.refuse("the event to calibrate", event, "noisy in every release", "give it noise multiplier 1")
-    if isinstance(event, AnyOf):
+    if isinstance(event, AnyOf) and event.times == 1:
         return max(noise_factor_for(part, epsilon, delta, chosen) for part in event.parts)
     if event.scaled(2.0) == event:
         if not (fixed := epsilon_of(event, delta, chosen)) <= epsilon:

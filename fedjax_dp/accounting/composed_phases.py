@@ -149,7 +149,7 @@ def with_past(past: Sequence[Event] | None, events: Sequence[Event]) -> list[Eve
         return list(events)
 
     def after(before: Event, event: Event) -> Event:
-        if isinstance(event, AnyOf):  # of members apart, each with all that was released before
+        if isinstance(event, AnyOf) and event.times == 1:  # of members apart, each with all that was released before
             return event.mapped(lambda part: after(before, part))
         return Composed((event, before)) if any(True for _ in before.leaves()) else event
 

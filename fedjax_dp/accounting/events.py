@@ -25,7 +25,7 @@ class _Several:
 
     def mapped(self, of: "Callable[[Event], Event]") -> Self:
         """The event with `of` applied to each part."""
-        return type(self)(tuple(map(of, self.parts)))
+        return dataclasses.replace(self, parts=tuple(map(of, self.parts)))
 
     def scaled(self, factor: float) -> Self:
         """The event with all noise multiplied by `factor`."""
@@ -64,7 +64,15 @@ class Past(Composed):
 
 @dataclasses.dataclass(frozen=True)
 class AnyOf(_Several):
-    """One of these events has happened, but it is unknown which: in every composition the worst of them counts."""
+    """One of these events has happened, but it is unknown which: in every composition the worst of them counts.
+
+    times  how often one has happened, each time perhaps another
+    """
+
+    times: int = 1
+
+    def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
+        return super().leaves(taken * self.times)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,8 +115,11 @@ def repeated(event: Event, times: float) -> Event:
     match event:
         case Release():
             return event.repeated(times)
-        case Composed() | AnyOf():
+        case Composed():
             return event.mapped(lambda part: repeated(part, times))
+        case AnyOf():
+            count = math.ceil(event.times * times * (1 - 1e-12))
+            return dataclasses.replace(event, times=count) if count else Composed(())
         case RandomParticipation(rounds=rounds):
             count = math.ceil(rounds * times * (1 - 1e-12))
             return dataclasses.replace(event, rounds=count) if count else Composed(())

@@ -103,6 +103,8 @@ class SelectionCost:
         )
         if self.moving:
             published += "; records change clients from run to run, so the worst client of each run is counted"
+            if self.unit is Unit.CLIENT:
+                published += ", which covers one client whose records stay together in every run"
         if self.drawn and self.repetition is not None:
             return (
                 f"The best of randomly many trials ({self.trials}) costs {_in_words(self.repetition)} {scope}, "
@@ -219,7 +221,7 @@ def _merge_steps(times: frozenset[tuple[Event, int]]) -> Event:
     for event, often in times:
         for part in _flat(event):
             if isinstance(part, AnyOf):
-                counts[part] += often
+                counts[dataclasses.replace(part, times=1)] += often * part.times
             elif isinstance(part, RandomParticipation):
                 counts[dataclasses.replace(part, rounds=1)] += often * part.rounds
             else:

@@ -113,7 +113,7 @@ def _cost(planned: PlannedRun, guarantee: Guarantee) -> dict[str, Any]:
     released = (
         encode_releases(all_releases(counted, training_events(counted), of_prior_runs=False)) if private else None
     )
-    facts = {"rounds": planned.rounds, **_epsilons(guarantee), "spent": released}
+    facts = {"rounds": planned.rounds, **_epsilons(guarantee), "caveat": guarantee.caveat, "spent": released}
     if (
         by_name and released and any(map(is_own_code, released["events"]))
     ):  # no other program can compute the other epsilon

@@ -239,12 +239,13 @@ def _prepare_again(path: pathlib.Path, manifest: Manifest, run: Continuation, sc
     if longer.rounds == before:
         wanted = f"{before}, after which the budget is spent"
         raise errors.refuse("rounds of the resumed run", run.rounds, wanted, "start a new run with another budget")
-    _require_alike(ready, longer)
+    _require_alike(ready, longer, result_of(path, manifest) is not None)
     return longer
 
 
-def _require_alike(before: Experiment, after: Experiment) -> None:
-    """Refuse more rounds if a run of that many would begin with other noise, weights or cohort sizes."""
+def _require_alike(before: Experiment, after: Experiment, ended: bool) -> None:
+    """Refuse more rounds if a run of that many would begin with other noise, weights or cohort sizes, and what would
+    be released at the end a second time."""
     reason, whole = None, after.planned.algorithm
     cohorts, shares = (before.planned.algorithm.cohort, whole.cohort), np.asarray(after.planned.data.shares)
     if not equal(before.planned.algorithm, whole.prefix(before.rounds)):
@@ -253,6 +254,8 @@ def _require_alike(before: Experiment, after: Experiment) -> None:
             reason = "its parts depend on their number"
     elif len({cohort.capacity(len(shares)) for cohort in cohorts}) > 1:
         reason = "no round of it has as many clients as the log has in a later one"
+    elif ended and any(release.final for release in whole.local.additional_releases):
+        reason = "after which its clients fine-tuned their models, which would be released twice"
     elif not equal(*(cohort.rates(shares) for cohort in cohorts)) and whole.goes_by_rates:
         reason = "clients weigh by how often the whole log names them (--estimator mean does not)"
     if reason is not None:

@@ -36,6 +36,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "colluders": (int, type(None)),
         "in_sweep": (bool, type(None)),
         "run": (str, type(None)),  # which run.json names too
+        "caveat": (str, type(None)),
     },
     FILE: {
         "name": str,
@@ -43,6 +44,7 @@ FIELDS: dict[str, dict[str, Any]] = {
         "trained_on": (str, type(None)),
         "private": (bool, type(None)),
         "stated": (list, type(None)),
+        "foreign": (bool, type(None)),
     },
 }
 
@@ -83,6 +85,7 @@ class Origin:
         private = None if self.public is None else not self.public
         known: dict[str, Any] = {"kind": FILE, "name": self.name, "sha256": self.sha256, "trained_on": self.trained_on}
         known |= {"private": private} | ({} if self.stated is None else {"stated": list(self.stated)})
+        known |= {"foreign": True} if self.foreign else {}
         return self.ledger or with_phase("", known)
 
 

@@ -155,6 +155,7 @@ class ReleaseTable:
         whole = self.run.view is View.DEPLOYED
         additional = [one for one in local.additional_releases if one.sent or whole]
         rare = [one for one in additional if one.final or one.most is not None]  # nobody knows in which rounds
+        ends_early = self.run.terms.stop is not None
 
         def rates() -> np.ndarray:
             return self.run.last_rates
@@ -178,7 +179,12 @@ class ReleaseTable:
             rounds = joined([attendance.of(one_round(kind, factor), count) for factor, count in counted])
             seldom = [
                 repeated(
-                    one.event(local, noise * (levels.after if one.final else levels.least), records, rates),
+                    one.event(
+                        local,
+                        noise * (levels.after if one.final and not ends_early else levels.least),
+                        records,
+                        rates,
+                    ),
                     one.times(sum(attendance.counts)),
                 )
                 for one in rare

@@ -39,6 +39,7 @@ from fedjax_dp.privacy.qualifiers import Account, Qualifier, Target
 from fedjax_dp.privacy.terms import PrivacyTerms
 
 OF = "of the training alone, which begins with"
+FIXED = "noise, sampling and rounds of this phase were fixed before anybody saw results of the earlier ones"
 SAY_SO = "say that it holds none of these clients' records (start_private false) if that is so"
 
 
@@ -50,6 +51,14 @@ class PriorRun(NamedTuple):
 
     phase: Phase
     known_by: str | None
+
+    def of_records(self, checksum: str) -> bool:
+        """Whether it was trained on the records with this checksum, at the same clients."""
+        return self.phase["kind"] == RUN and self.phase["records"].get("checksum") == checksum
+
+    def moved(self, name: str) -> bool:
+        """Whether it was trained on the data set `name`, with other records at its clients."""
+        return self.known_by is None and bool(name) and self.phase.get("dataset") == name
 
     @property
     def members(self) -> str:
@@ -248,32 +257,49 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
             remedy = f": {SAY_SO}" if sign.is_deniable else ""
             why = f": {without_price(phases[place])}" if phases[place]["kind"] == RUN else ""
             return Initialization(reason=f"training begins with {origin.name}, {sign.reason}{why}{remedy}")
+        if not _follows(place, phases, counted, origin):
+            why = "whose epsilon and delta were stated for a run that does not count here, so for an unknown unit"
+            return Initialization(reason=f"training begins with {origin.name}, made of {phases[place]['name']}, {why}")
     facts = clients_in(data, data.checksum, unit is not Unit.CLIENT) if counted else {}
     prior_runs = tuple(PriorRun(phases[place], same_clients(phases[place], facts)) for place in counted)
+    if unit is Unit.CLIENT and any(one.moved(data.name) for one in prior_runs):
+        why = "made of the same data with other records at its clients, so that one client here may be several there"
+        return Initialization(reason=f"training begins with {origin.name}, {why}: keep the records at their clients")
+    same = all(one.of_records(facts["records"]["checksum"]) for one in prior_runs)
+    apart = () if same else (f"one {unit.value} of these clients was at most one {unit.value} of the earlier phases",)
+    assumed = (FIXED, *apart) if prior_runs else ()
     denied = next((sign for place, sign in signs.items() if place not in counted), None)
     by_name = bool(origin.ledger) and origin.public is None
     word = "treated as public" if by_name else "declared public by its user"
     if denied is not None:
-        return Initialization(caveat=f"{OF} {origin}, {word} although {denied.reason}", prior_runs=prior_runs)
+        caveat = f"{OF} {origin}, {word} although {denied.reason}"
+        return Initialization(caveat=caveat, assumptions=assumed, prior_runs=prior_runs)
     if (unknown := _unknown(origin, phases)) is not None:
-        return dataclasses.replace(unknown, prior_runs=prior_runs)
+        return dataclasses.replace(unknown, assumptions=assumed, prior_runs=prior_runs)
     if prior_runs:
-        return Initialization(assumptions=(_composition_words(origin, prior_runs, counted),), prior_runs=prior_runs)
+        words = _composition_words(origin, prior_runs, counted)
+        return Initialization(assumptions=(words, *assumed), prior_runs=prior_runs)
     made_of = "" if origin.trained_on else ", ".join(filter(None, map(_made_of, phases)))
     made_of = f", made by {made_of}," if made_of else ","
-    apart = ", as its data set shares no record with these clients'" if by_name else ""
-    begins = f"training begins with {origin}{made_of} which is {word}{apart}"
+    reason = ", as its data set shares no record with these clients'" if by_name else ""
+    begins = f"training begins with {origin}{made_of} which is {word}{reason}"
     return Initialization(assumptions=(f"{begins}; epsilon covers what follows alone",))
+
+
+def _follows(place: int, phases: Sequence[Phase], counted: Iterable[int], origin: Origin) -> bool:
+    """Whether the cost of a phase is for a known unit: that of a run, of a later one that counts it, or this run's."""
+    later = (at - place in (phases[at].get("continues") or ()) for at in counted if at > place)
+    return phases[place]["kind"] == RUN or not origin.ledger or any(later)
 
 
 def _unknown(origin: Origin, phases: Sequence[Phase]) -> Initialization | None:
     """That nobody says what some of the values were trained on; None where somebody does."""
     files = (phase for phase in phases if phase["kind"] != RUN)
-    unnamed = next((one["name"] for one in files if one["trained_on"] is None and one.get("stated") is None), None)
-    if unnamed is None or origin.trained_on is not None or origin.public is not None:
+    unknown = [one for one in files if one["trained_on"] is None and one.get("stated") is None]
+    if not unknown or origin.trained_on is not None or origin.public is not None:
         return None
-    words = f"parameters of unknown origin, {origin}"
-    if origin.foreign:
+    unnamed, words = unknown[0]["name"], f"parameters of unknown origin, {origin}"
+    if any(one.get("foreign") for one in unknown):
         reason = f"training begins with {words}, that may hold records of these clients"
         return Initialization(reason=f"{reason}: say what they were trained on (start_data), or {SAY_SO}")
     through = "" if unnamed == origin.name else f", through {unnamed}"

@@ -133,6 +133,8 @@ class PlannedRun:
     @property
     def private_tests(self) -> str | None:
         """Description of the private records behind metrics of the test set, if they are private."""
+        if any(not one.of_records(self.data.checksum) for one in self.initialization.prior_runs):
+            return "records that an earlier phase may have trained on"
         return private_records(self.data.holds_tests)
 
     @property
@@ -175,11 +177,15 @@ class PlannedRun:
 
     @property
     def draw_seed(self) -> int:
-        """Seed of cohorts, batches and noise: `seed`, unless the run continues private phases. Then it is derived from
-        both, as identical noise in two phases would cancel in the difference of their releases."""
-        if not (prior_runs := self.initialization.prior_runs):
+        """Seed of cohorts, batches and noise: `seed`, or where training begins with given values, derived from both.
+
+        Identical noise in two phases would cancel in the difference of their releases. So it does not matter here
+        whether the Guarantee counts the earlier phase.
+        """
+        origins = getattr(self.chosen_model, "origins", ())
+        if not origins:
             return self.seed
-        prior = json.dumps([self.seed, *(one.phase for one in prior_runs)])
+        prior = json.dumps([self.seed, *(origin.sha256 for origin in origins)])
         return int.from_bytes(hashlib.sha256(prior.encode()).digest()[:4])
 
     @property

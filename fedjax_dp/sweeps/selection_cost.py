@@ -14,9 +14,10 @@ from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
+from fedjax_dp.pytrees import field_of
+from fedjax_dp.rounds.algorithm import mechanism_of
 from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import without_epsilon
-from fedjax_dp.tasks.measures import private_records
 
 # Fields that may vary between trials without changing what is released, if these trials release the same.
 FREE = {
@@ -98,7 +99,7 @@ def cost_of_choosing(
     if not private:
         return None
     tests = [entry.job.run.data for entry in entries]
-    if (what := private_records(any(data.holds_tests for data in tests))) is not None:
+    if (what := next(filter(None, (entry.job.run.private_tests for entry in entries)), None)) is not None:
         return without_epsilon(what)
     first = tests[0].x_test
     # Test records of one point may be training records of another.
@@ -115,7 +116,8 @@ def cost_of_choosing(
     ledgers, seeds = [_ledger(entry) for entry in private], [entry.values["seed"] for entry in private]
     alike = len({(seed, tuple(ledger)) for seed, ledger in zip(seeds, ledgers)}) == len(set(seeds))
     varied = {name.split(".")[-1] for entry in private for name in entry.values if name != "seed"}
-    known = not by_results and (not is_random or (alike and varied <= FREE))  # all releases of a trial are known
+    alike = alike and varied <= FREE and not any(map(_prices_values, private))
+    known = not by_results and (alike or not is_random)  # all releases of a trial are known
     trials = (law or NegativeBinomialTrials.of_mean(settings)) if known else None
     try:
         with screen.bar("cost of choosing", total=1) as show:
@@ -189,6 +191,12 @@ def _unreleased_reason(entries: Sequence[PreparedPoint], view: View, by_results:
 
 def _words(epsilon: float) -> str:
     return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
+
+
+def _prices_values(entry: PreparedPoint) -> bool:
+    """Whether what a run releases also depends on its clip norm, rates or number of parameters."""
+    algorithm = entry.job.run.algorithm
+    return bool(algorithm.transport.resolution or field_of(mechanism_of(algorithm), "literal"))
 
 
 def _unknown_cost(reason: str) -> dict[str, Any]:

@@ -7,7 +7,18 @@ import pytest
 from own_laplace import LaplaceSteps, laplace, laplace_rdp
 
 from fedjax_dp import accounting
-from fedjax_dp.accounting import Adjacency, Composed, FullBatch, GaussianSteps, NotCoveredError, Poisson, epsilon_of
+from fedjax_dp.accounting import (
+    Adjacency,
+    AnyOf,
+    Composed,
+    FullBatch,
+    GaussianSteps,
+    NotCoveredError,
+    Poisson,
+    epsilon_of,
+    repeated,
+)
+from fedjax_dp.accounting.selection import composition_epsilons
 
 ADD_REMOVE, REPLACE_ONE = Adjacency.ADD_REMOVE, Adjacency.REPLACE_ONE
 
@@ -108,3 +119,17 @@ def test_a_release_that_says_nothing_has_no_price():
             epsilon_of(event, 1e-5, accountant)
     with pytest.raises(NotCoveredError, match="Silent states no zcdp"):
         epsilon_of(event, 1e-5, "zcdp")
+
+
+def test_what_may_be_any_of_several_each_time_costs_no_less_than_any_mixture():
+    """Neither curve lies above the other: twice the one, or twice the other, costs less than one of each."""
+    one = GaussianSteps(2.0, FullBatch(), Adjacency.ADD_REMOVE, 1)
+    other = GaussianSteps(0.6537, Poisson(0.01), Adjacency.ADD_REMOVE, 50)
+    either, mixed = AnyOf((one, other)), epsilon_of(Composed((one, other)), 1e-5)
+    assert max(epsilon_of(repeated(event, 2), 1e-5) for event in (one, other)) < 0.97 * mixed
+    twice = (repeated(either, 2), Composed((either, either)))
+    assert all(epsilon_of(event, 1e-5) >= mixed for event in twice)
+    assert composition_epsilons([[either], [either]], 1e-5)[0] >= mixed
+    assert repeated(repeated(either, 2), 3) == AnyOf((one, other), 6)
+    assert repeated(either, 0) == Composed(())
+    assert epsilon_of(repeated(either, 2), 1e-5, "rdp") >= epsilon_of(Composed((one, other)), 1e-5, "rdp")

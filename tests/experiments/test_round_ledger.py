@@ -129,6 +129,27 @@ def test_a_ledger_that_was_edited_or_is_another_runs_stops_a_resume(runs, tmp_pa
     assert pathlib.Path(folder / "run.json").is_file()
 
 
+@pytest.mark.slow
+def test_what_has_to_be_read_before_an_epsilon_is_read_before_it_here_too(capsys, tmp_path, data):
+    """The epsilon of a single round is none of the run."""
+    words = {"rounds": 3, "delta": 1e-3, "participation": "once"}
+    promise = fdp.run(dpnfl(), data, out=tmp_path / "x", **words).guarantee
+    code, out, _ = account(capsys, tmp_path / "x", "--quiet")
+    assert code == 0
+    assert promise.caveat.startswith("for a single round")
+    assert f"{promise.caveat}: epsilon" in " ".join(out.split())
+
+
+@pytest.mark.slow
+def test_what_is_released_at_the_end_is_not_released_again_after_more_rounds(tmp_path, data):
+    algorithm = fdp.finetune(
+        clip_norm=1.0, noise_multiplier=4.0, cohort_size=5, batch_size=5, local_steps=1, learning_rate=0.1
+    )
+    fdp.run(algorithm, data, rounds=2, delta=1e-3, out=tmp_path / "x")
+    line = refusal(fdp.resume, tmp_path / "x", algorithm, data, rounds=4)
+    assert "which would be released twice" in line
+
+
 def test_the_command_line_derives_epsilon_again(runs, capsys, tmp_path):
     promise = fdp.open_run(runs / "whole").guarantee
     code, out, _ = account(capsys, runs / "whole", "--json")

@@ -218,6 +218,45 @@ def test_a_second_phase_draws_noise_of_its_own_under_the_same_seed(made):
     assert planned(made["private folder"]).draw_seed == planned(made["private folder"]).draw_seed != 0
 
 
+def test_a_phase_after_any_start_draws_noise_of_its_own_counted_or_not():
+    """Whoever knows the first release, which may be public, would subtract it from the second."""
+    noised = fdp.dp_fedavg(clip_norm=1.0, noise_multiplier=1e3, **LOCAL | {"cohort_size": 10})
+    first = fdp.run(noised, DATA, rounds=1, delta=1e-3, model=NETWORK)
+    flat = np.concatenate([np.ravel(one) for one in jax.tree.leaves(first.params)])
+    for start, said in ((first, PUBLIC), (first.params, {}), (first.params, PUBLIC)):
+        model = freeze(NETWORK, start=start, **said)
+        second = fdp.run(noised, OTHER, rounds=1, delta=1e-3, model=model)
+        step = np.concatenate([np.ravel(one) for one in jax.tree.leaves(second.params)]) - flat
+        assert abs(np.corrcoef(flat, step)[0, 1]) < 0.2  # 5 deviations of independent noise; of the same it is 1
+
+
+def test_a_stop_by_a_test_set_that_the_first_phase_may_have_trained_on_has_no_epsilon(tmp_path):
+    start = begun(tmp_path / "a.npz", DATA)
+    moved = federated(DIGITS.x_train[100:], DIGITS.y_train[100:], "first")  # the others may be in the test set
+    for data, closed in ((DATA, False), (moved, True)):
+        model = freeze(NETWORK, start=start)
+        found = fdp.guarantee(private(), data, rounds=2, delta=1e-3, model=model, stop="accuracy=0.9")
+        assert np.isinf(found.epsilon) is np.bool_(closed)
+        assert ("an earlier phase may have trained on" in str(found)) is closed
+
+
+def test_one_client_is_not_one_client_of_the_same_data_divided_anew(tmp_path):
+    """A client of the second phase may have records of all clients of the first: ten times its worst client's cost."""
+    noised = fdp.dp_fedavg(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": 10})
+    start = begun(tmp_path / "a.npz", DATA, noised)
+    words = "was at most one client of the earlier phases"
+    for data, known in ((DATA, True), (federated(DIGITS.x_train[::-1], DIGITS.y_train[::-1], "first"), None)):
+        found = fdp.guarantee(noised, data, rounds=1, delta=1e-3, model=freeze(NETWORK, start=start))
+        assert np.isfinite(found.epsilon) == bool(known)
+        assert ("with other records at its clients" in str(found)) is not known
+        assert not any(words in line for line in found.assumptions)
+    model = freeze(NETWORK, start=start, start_private=True)
+    found = fdp.guarantee(noised, OTHER, rounds=1, delta=1e-3, model=model)
+    assert np.isfinite(found.epsilon)
+    assert any(words in line for line in found.assumptions)
+    assert any("were fixed before anybody saw results of the earlier ones" in line for line in found.assumptions)
+
+
 def test_two_private_starts_have_no_epsilon_as_their_noise_may_cancel(tmp_path):
     """With one seed it does: 4 b - a, of clip norms 1 and 1/4, has none of it. Runs that cost the same are two."""
     a = begun(tmp_path / "a.npz", DATA)
@@ -493,6 +532,7 @@ def test_foreign_files_are_of_unknown_origin_in_every_format(made, tmp_path):
     import orbax.checkpoint as orbax
     from safetensors.numpy import save_file
 
+    between, own = (fdp.federate(DIGITS._replace(name=name), DIVIDED) for name in ("svhn", "cifar10"))
     params = jax.tree.map(np.asarray, made["open result"].params)
     flat = parameters.by_name(params)
     np.savez(tmp_path / "w.npz", **flat)
@@ -503,8 +543,23 @@ def test_foreign_files_are_of_unknown_origin_in_every_format(made, tmp_path):
         closed = promise(tmp_path / name)
         assert np.isinf(closed.epsilon)
         assert f"unknown origin, {name} (sha256" in str(closed)
+        through = fdp.run(fdp.fedavg(**LOCAL), between, rounds=1, model=freeze(NETWORK, start=tmp_path / name))
+        closed = promise(through, own)  # a run between does not say what the file was
+        assert np.isinf(closed.epsilon)
+        assert "unknown origin" in str(closed)
+        assert np.isfinite(promise(through, own, start_data="drawings").epsilon)
         assert str(promise(tmp_path / name, **PUBLIC)) == str(PLAIN)
         assert str(promise(tmp_path / name, start_data="drawings")) == str(PLAIN)
+
+
+def test_an_epsilon_that_was_stated_for_another_run_has_no_unit_here(tmp_path):
+    between, own = (fdp.federate(DIGITS._replace(name=name), DIVIDED) for name in ("svhn", "cifar10"))
+    np.savez(tmp_path / "w.npz", **parameters.by_name(numbers(0)))
+    start = read_start(tmp_path / "w.npz", stated=(1.0, 1e-6))
+    assert np.isfinite(promise(start, own).epsilon)
+    closed = promise(fdp.run(private(), between, rounds=1, delta=1e-3, model=freeze(NETWORK, start=start)), own)
+    assert np.isinf(closed.epsilon)
+    assert "for an unknown unit" in str(closed)
 
 
 def test_a_random_start_needs_no_word():
@@ -593,7 +648,8 @@ def test_merged_exports_of_low_rank_terms_carry_the_ledger(tmp_path):
     merged, trained = (run.export(tmp_path / f"{merged}.npz", merged=merged) for merged in (True, False))
     (own,) = phases_of((tmp_path / "r" / "ledger.jsonl").read_text(), "r")
     for path in (merged, trained):
-        assert own.items() <= read_start(path).origin.phases[-1].items()
+        phase = read_start(path).origin.phases[-1]
+        assert own | phase == phase | {"run": own["run"]}  # the name is the folder's
     for start in (merged, result, run):
         whole = freeze(network, start=start)
         assert len(fdp.guarantee(private(), DATA, rounds=2, delta=1e-3, model=whole).phases) == 1

@@ -120,6 +120,15 @@ def test_what_follows_the_last_round_has_the_factor_that_follows_it():
     assert last.noise_multiplier == pytest.approx(8.0 * 0.5)
 
 
+@pytest.mark.parametrize("ends", [2.0, 0.5])
+def test_what_follows_a_last_round_that_results_decide_has_the_least_noise(ends):
+    """The rule may end the run in any round, after which clients fine-tune with the noise of that round."""
+    schedule = {"noise_schedule": "linear", "noise_end": ends, "noise_rounds": ROUNDS}
+    algorithm = fdp.finetune.of({**COMMON, "noise_multiplier": 8.0, **schedule})
+    last = client_events(planned(algorithm, view="deployed", stop="accuracy=0.5"))[0].parts[-1]
+    assert last.noise_multiplier == pytest.approx(8.0 * min(1.0, ends))
+
+
 def test_a_choice_whose_rounds_nobody_knows_counts_with_the_least_noise():
     run = planned(fdp.ifca.of({**COMMON, "noise_multiplier": 8.0, "choices": 2, **FALLS}))
     choice = client_events(run)[0].parts[-1]

@@ -257,3 +257,19 @@ def test_random_search_prices_repetition_only_where_all_trials_cost_alike():
     assert "Whoever sees this folder sees all points" in told["statement"]
     told = cost(PUBLIC, federated(clients=4), drawn=True, law=law)
     assert (told["applies"], told["epsilon_repetition"]) == ("composition", None)
+
+
+def test_repetition_has_no_price_where_an_event_depends_on_values_that_a_trial_may_draw():
+    """Integer noise costs by the clip norm: points that were not drawn may cost more than all that were."""
+    made = entries(PUBLIC, PUBLIC, entry=fdp.dp_fedavg)
+    assert cost_of_choosing(made, True, NegativeBinomialTrials.of_mean(2), QUIET)["applies"] == "repetition"
+    options = {"clip_norm": 1.0, "noise_multiplier": 8.0, "batch_size": 4, "local_steps": 1, "learning_rate": 0.1}
+    integer = fdp.dp_fedavg(cohort_size=2, noise="shared", secure=fdp.parts.SecureSum(fractional_bits=4), **options)
+    terms = PrivacyTerms(delta=1e-2, accountant="rdp")
+    runs = [plan_run(integer, PUBLIC, rounds=2, terms=terms, model=MODEL) for _ in made]
+    jobs = [
+        dataclasses.replace(one, job=Job(run, None, False, None), guarantee=verified_guarantee(run))
+        for one, run in zip(made, runs)
+    ]
+    found = cost_of_choosing(jobs, True, NegativeBinomialTrials.of_mean(2), QUIET)
+    assert (found["applies"], found["epsilon_repetition"]) == ("composition", None)

@@ -112,7 +112,8 @@ def _promise(ledger: "Ledger", options: LedgerOptions) -> Guarantee:
         epsilons = ledger.epsilons(options.delta, options.accountant, options.rounds)
     accountant = about_at(options.accountant or last["accountant"], options.delta or last["delta"])
     unit, adjacency, view = Unit(last["unit"]), Adjacency(last["adjacency"]), View(last["view"])
-    promise = Guarantee(tuple(epsilons), options.delta or last["delta"], unit, adjacency, view, accountant, ())
+    delta, caveat = options.delta or last["delta"], ledger.phase.get("caveat")
+    promise = Guarantee(tuple(epsilons), delta, unit, adjacency, view, accountant, (), caveat=caveat)
     promise = _with_phases(ledger, options, promise) if ledger.prior_phases and options.rounds is None else promise
     if last["deployment"] is None:
         return promise
