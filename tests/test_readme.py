@@ -56,3 +56,8 @@ def test_picture_of_the_run_is_the_committed_run():
     assert f"{100 * run['test_accuracy']:.1f}%" in README
     assert run["guarantee"]["epsilon"] == pytest.approx(0.3, rel=1e-3)
     assert run["guarantee"]["delta"] == 0.01
+    rows = json.loads((ROOT / "benchmarks" / "results" / "papers" / "best-mnist-0.3" / "table.json").read_text())[
+        "rows"
+    ]
+    (literal,) = (row["literal"] for row in rows if row["line"] == "dpnfl")
+    assert f"they reach {literal['mean']:.0f}%, the mean of five seeds" in " ".join(README.split())

@@ -87,7 +87,7 @@ class _Config(NamedTuple):
 
 
 def _read_config(folder: pathlib.Path) -> tuple[_Config, Layout]:
-    remedy = "nothing is downloaded: huggingface-cli download NAME --local-dir FOLDER makes one"
+    remedy = "nothing is downloaded: hf download NAME --local-dir FOLDER makes one"
     path = folder / CONFIG
     if not path.is_file():
         got = f"{folder}{' without ' + CONFIG if folder.is_dir() else ''}"

@@ -27,9 +27,9 @@ prints the version; --install-completion lets your shell complete commands and o
 --json prints one JSON object on stdout and nothing else (all commands but new, export, plot and report); --quiet prints
 the result alone; --verbose prints details (run, audit).
 
-exit codes: 0 done; 1 an audit found a violation, training diverged or a secure sum overflowed; 2 wrong input, or an
-error in your own code, in one line; 3 the machine failed (disk or memory full), in one line, or a bug of this program,
-with its traceback; 130 interrupted"""
+exit codes: 0 done; 1 an audit found a violation, check a wrong claim or no privacy, training diverged or a secure sum
+overflowed; 2 wrong input, or an error in your own code, in one line; 3 the machine failed (disk or memory full), in one
+line, or a bug of this program, with its traceback; 130 interrupted"""
 WIDEST = 120  # letters of a line of help
 UNUSABLE = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM)  # as paths that a user gives may be
 INTERRUPTED = 130
