@@ -64,12 +64,19 @@ class Past(Composed):
 
 @dataclasses.dataclass(frozen=True)
 class AnyOf(_Several):
-    """One of these events has happened, but it is unknown which: in every composition the worst of them counts.
+    """One of these events has happened, but it is unknown which: in every composition the worst counts, each time.
 
     times  how often one has happened, each time perhaps another
     """
 
     times: int = 1
+
+    def __post_init__(self) -> None:
+        errors.require_count("times", self.times)
+        if self.times > 1 and any(step.sampling.keeps_draw for step, _ in super().leaves()):
+            raise NotCoveredError(
+                "one slot for events of which each may be another is not covered; use slots that are drawn in each pass"
+            )
 
     def leaves(self, taken: int = 1) -> Iterator[tuple[Release, int]]:
         return super().leaves(taken * self.times)

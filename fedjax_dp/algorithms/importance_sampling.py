@@ -12,6 +12,7 @@ from fedjax_dp import errors, gradients, prng
 from fedjax_dp.accounting import Adjacency, FullBatch, GaussianSteps, personal
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.models import Model, usual_model
+from fedjax_dp.models.origins import draw_seed
 from fedjax_dp.parts.batches import Batch, FixedBatches
 from fedjax_dp.prng import role_key
 from fedjax_dp.pytrees import check_part, ravel
@@ -59,7 +60,7 @@ def optimal_probabilities(
     norms = np.asarray(
         _norms(
             data,
-            run_key(seed),
+            run_key(draw_seed(seed, model)),
             jnp.float32(learning_rate),
             jnp.float32(norm_clip if private else jnp.inf),
             jnp.float32(norm_noise * norm_clip),

@@ -67,7 +67,8 @@ def checksums_of_values(algorithm: Algorithm, model: Model) -> dict[str, str]:
         checksum_of(np.frombuffer(without_addresses(repr(what)).encode(), np.uint8)) for what in (structure, model)
     )
     code = {f"code of {name}": digest for name, digest in own_code.sources(algorithm, model).items()}
-    return {"algorithm": f"{shape}{checksum_of(leaves)}", "model": looks, **code}
+    start = "".join(origin.sha256[:8] for origin in getattr(model, "origins", ()))  # which no look of a model has
+    return {"algorithm": f"{shape}{checksum_of(leaves)}", "model": f"{looks}{start}", **code}
 
 
 def ledger_of_parameters(ledger: str, values: Mapping[str, Any], round_done: int) -> str:

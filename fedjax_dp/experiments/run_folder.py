@@ -254,8 +254,8 @@ def _require_alike(before: Experiment, after: Experiment, ended: bool) -> None:
             reason = "its parts depend on their number"
     elif len({cohort.capacity(len(shares)) for cohort in cohorts}) > 1:
         reason = "no round of it has as many clients as the log has in a later one"
-    elif ended and any(release.final for release in whole.local.additional_releases):
-        reason = "after which its clients fine-tuned their models, which would be released twice"
+    elif ended and before.spending.private and any(one.final for one in whole.local.additional_releases):
+        reason = "its clients have fine-tuned their models after it, and would release them twice"
     elif not equal(*(cohort.rates(shares) for cohort in cohorts)) and whole.goes_by_rates:
         reason = "clients weigh by how often the whole log names them (--estimator mean does not)"
     if reason is not None:
@@ -374,7 +374,8 @@ def promise_of(path: pathlib.Path, manifest: Manifest) -> dict[str, Any]:
 def require_one_run(path: pathlib.Path, manifest: Manifest) -> None:
     """Refuse a folder with missing files, or with files of another run than that in `run.json`."""
     require_metrics(path)
-    promise_of(path, manifest), result_of(path, manifest)
+    promise_of(path, manifest)
+    result_of(path, manifest)
     points = history(path)  # before the ledger, which is written first
     text = read_text(path / LEDGER)
     lines = text.count("\n") - phases_in(text).count("\n")

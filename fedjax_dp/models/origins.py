@@ -8,6 +8,7 @@ Lines are never changed: a run that starts from an export has the export's lines
 
 import dataclasses
 import hashlib
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -87,6 +88,19 @@ class Origin:
         known |= {"private": private} | ({} if self.stated is None else {"stated": list(self.stated)})
         known |= {"foreign": True} if self.foreign else {}
         return self.ledger or with_phase("", known)
+
+
+def draw_seed(seed: int, model: Any) -> int:
+    """Seed of cohorts, batches and noise: `seed`, or where training begins with given values, derived from both.
+
+    Identical noise in two phases would cancel in the difference of their releases, whether or not the Guarantee of the
+    second counts the first.
+    """
+    origins = getattr(model, "origins", ())
+    if not origins:
+        return seed
+    prior = json.dumps([seed, *(origin.sha256 for origin in origins)])
+    return int.from_bytes(hashlib.sha256(prior.encode()).digest()[:4])
 
 
 def longest_lines(origins: Iterable[Origin]) -> list[str]:

@@ -1,7 +1,7 @@
 """The files by which the folder of a run is known as that of one run.
 
-`run.json` names the run. Its ledger, every checkpoint and the ledger's copies beside the arrays of a checkpoint have
-the same name, so that no file of a quieter run speaks for a louder one.
+`run.json` names the run. Its ledger, Guarantee and result, every checkpoint and the ledger's copies in it have the same
+name, so that no file of a quieter run speaks for a louder one.
 """
 
 import pathlib
@@ -21,7 +21,7 @@ PUT_BACK = "put it back, or start a new run"
 def run_of(path: pathlib.Path) -> pathlib.Path | None:
     """The folder of the run that a folder is, or whose arrays it holds: checkpoints/ROUND/state."""
     whole = path.resolve()
-    of_checkpoint = whole.name in (STATE, FINAL) and whole.parents[1].name == CHECKPOINTS
+    of_checkpoint = whole.name in (STATE, FINAL) and whole.parent.parent.name == CHECKPOINTS
     places = (whole, whole.parents[2]) if of_checkpoint else (whole,)
     return next((place for place in places if (place / RUN).is_file()), None)
 
@@ -55,7 +55,8 @@ def require_one_name(run: pathlib.Path, checkpoint: pathlib.Path | None = None) 
         raise errors.refuse("run folder", f"{run}, whose {RUN} names no run", "written by this version", "run it anew")
     if checkpoint is not None:
         files += [file for part in (STATE, FINAL) if (file := checkpoint / part / LEDGER).exists()]
-        if folders.read_json(checkpoint / NAME / "metadata") != {NAME: name}:
+        named = checkpoint / NAME / "metadata"
+        if not named.is_file() or folders.read_json(named) != {NAME: name}:
             raise refuse_foreign(run, f"{CHECKPOINTS}/{checkpoint.name}")
     for file in files:
         phase = phases_of(read_phases(file), str(file))[-1]

@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Event, Unit, View, epsilons_of
 from fedjax_dp.accounting.composed_phases import (
@@ -39,6 +41,7 @@ from fedjax_dp.privacy.qualifiers import Account, Qualifier, Target
 from fedjax_dp.privacy.terms import PrivacyTerms
 
 OF = "of the training alone, which begins with"
+EARLIER = "records that an earlier phase may have trained on"
 FIXED = "noise, sampling and rounds of this phase were fixed before anybody saw results of the earlier ones"
 SAY_SO = "say that it holds none of these clients' records (start_private false) if that is so"
 
@@ -52,13 +55,11 @@ class PriorRun(NamedTuple):
     phase: Phase
     known_by: str | None
 
-    def of_records(self, checksum: str) -> bool:
-        """Whether it was trained on the records with this checksum, at the same clients."""
-        return self.phase["kind"] == RUN and self.phase["records"].get("checksum") == checksum
-
-    def moved(self, name: str) -> bool:
-        """Whether it was trained on the data set `name`, with other records at its clients."""
-        return self.known_by is None and bool(name) and self.phase.get("dataset") == name
+    def divided_anew(self, data: FederatedData) -> bool:
+        """Whether it may have been trained on these very data, with other records at its clients."""
+        if self.known_by is not None or self.phase["kind"] != RUN or self.phase["dataset"] != data.name:
+            return False
+        return data.name in SOURCES or self.phase["records"].get("count") == int(np.asarray(data.sizes).sum())
 
     @property
     def members(self) -> str:
@@ -227,6 +228,16 @@ def initialization_of(origins: Sequence[Origin], data: FederatedData, unit: Unit
     )
 
 
+def of_records(prior_runs: Iterable[PriorRun], data: FederatedData) -> bool:
+    """Whether all of them were trained on these records, at these clients."""
+    return all(_is_of(one.phase, data) for one in prior_runs)
+
+
+def _is_of(phase: Phase, data: FederatedData) -> bool:
+    """Whether a phase was trained on these records, at these clients."""
+    return phase["kind"] == RUN and phase["records"].get("checksum") == data.checksum
+
+
 def _apart(private: Sequence[Origin], counted: Sequence[Phase]) -> str | None:
     """Two of the counted phases that do not follow one another, in words: each draws noise by those that it goes on
     from, and of others nobody knows by what."""
@@ -262,10 +273,11 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
             return Initialization(reason=f"training begins with {origin.name}, made of {phases[place]['name']}, {why}")
     facts = clients_in(data, data.checksum, unit is not Unit.CLIENT) if counted else {}
     prior_runs = tuple(PriorRun(phases[place], same_clients(phases[place], facts)) for place in counted)
-    if unit is Unit.CLIENT and any(one.moved(data.name) for one in prior_runs):
-        why = "made of the same data with other records at its clients, so that one client here may be several there"
-        return Initialization(reason=f"training begins with {origin.name}, {why}: keep the records at their clients")
-    same = all(one.of_records(facts["records"]["checksum"]) for one in prior_runs)
+    if unit is Unit.CLIENT and any(one.divided_anew(data) for one in prior_runs):
+        why = "made of data of this name, which may have been at other clients: then one client here is several there"
+        remedy = "keep the records at their clients, and begin with the run or its export"
+        return Initialization(reason=f"training begins with {origin.name}, {why}: {remedy}")
+    same = of_records(prior_runs, data) if prior_runs else True
     apart = () if same else (f"one {unit.value} of these clients was at most one {unit.value} of the earlier phases",)
     assumed = (FIXED, *apart) if prior_runs else ()
     denied = next((sign for place, sign in signs.items() if place not in counted), None)
@@ -274,7 +286,7 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
     if denied is not None:
         caveat = f"{OF} {origin}, {word} although {denied.reason}"
         return Initialization(caveat=caveat, assumptions=assumed, prior_runs=prior_runs)
-    if (unknown := _unknown(origin, phases)) is not None:
+    if (unknown := _unknown(origin, phases, data)) is not None:
         return dataclasses.replace(unknown, assumptions=assumed, prior_runs=prior_runs)
     if prior_runs:
         words = _composition_words(origin, prior_runs, counted)
@@ -292,16 +304,23 @@ def _follows(place: int, phases: Sequence[Phase], counted: Iterable[int], origin
     return phases[place]["kind"] == RUN or not origin.ledger or any(later)
 
 
-def _unknown(origin: Origin, phases: Sequence[Phase]) -> Initialization | None:
+def _unknown(origin: Origin, phases: Sequence[Phase], data: FederatedData) -> Initialization | None:
     """That nobody says what some of the values were trained on; None where somebody does."""
-    files = (phase for phase in phases if phase["kind"] != RUN)
-    unknown = [one for one in files if one["trained_on"] is None and one.get("stated") is None]
+    unknown = [
+        phase
+        for phase, later in zip(phases, (*phases[1:], None))
+        if phase["kind"] != RUN
+        and phase["trained_on"] is None
+        and phase.get("stated") is None
+        and not (phase["private"] is False and later and _is_of(later, data))  # as was said for these records
+    ]
     if not unknown or origin.trained_on is not None or origin.public is not None:
         return None
     unnamed, words = unknown[0]["name"], f"parameters of unknown origin, {origin}"
     if any(one.get("foreign") for one in unknown):
-        reason = f"training begins with {words}, that may hold records of these clients"
-        return Initialization(reason=f"{reason}: say what they were trained on (start_data), or {SAY_SO}")
+        through, denial = (f", through {unnamed}", "") if origin.ledger else ("", f", or {SAY_SO}")
+        reason = f"training begins with {words}{through}, that may hold records of these clients"
+        return Initialization(reason=f"{reason}: say what they were trained on (start_data){denial}")
     through = "" if unnamed == origin.name else f", through {unnamed}"
     return Initialization(
         caveat=f"{OF} {words}{through}, that may hold records of these clients",

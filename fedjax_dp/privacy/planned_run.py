@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar, Unpack
 
@@ -16,6 +14,7 @@ from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.views import helpers_of
 from fedjax_dp.data.store import FederatedData, UnitBound
 from fedjax_dp.models import Model, task_of, usual_model
+from fedjax_dp.models.origins import draw_seed
 from fedjax_dp.parts.aggregation import needs_individual_updates
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.facts import of_the_project
@@ -23,7 +22,7 @@ from fedjax_dp.parts.record_privacy import require_clip_norms
 from fedjax_dp.privacy.deployment import ClientPopulation, clients_of, of_deployment, standing_for
 from fedjax_dp.privacy.early_stops import of_stop
 from fedjax_dp.privacy.groups import of_groups, require_bound
-from fedjax_dp.privacy.initialization import RANDOM, Initialization, initialization_of
+from fedjax_dp.privacy.initialization import EARLIER, RANDOM, Initialization, initialization_of, of_records
 from fedjax_dp.privacy.protection import no_epsilon_reason_of, noise_of, unit_of, view_of
 from fedjax_dp.privacy.qualifiers import Qualifier
 from fedjax_dp.privacy.setup_release import SetupRelease
@@ -133,8 +132,8 @@ class PlannedRun:
     @property
     def private_tests(self) -> str | None:
         """Description of the private records behind metrics of the test set, if they are private."""
-        if any(not one.of_records(self.data.checksum) for one in self.initialization.prior_runs):
-            return "records that an earlier phase may have trained on"
+        if (prior_runs := self.initialization.prior_runs) and not of_records(prior_runs, self.data):
+            return EARLIER
         return private_records(self.data.holds_tests)
 
     @property
@@ -177,16 +176,8 @@ class PlannedRun:
 
     @property
     def draw_seed(self) -> int:
-        """Seed of cohorts, batches and noise: `seed`, or where training begins with given values, derived from both.
-
-        Identical noise in two phases would cancel in the difference of their releases. So it does not matter here
-        whether the Guarantee counts the earlier phase.
-        """
-        origins = getattr(self.chosen_model, "origins", ())
-        if not origins:
-            return self.seed
-        prior = json.dumps([self.seed, *(origin.sha256 for origin in origins)])
-        return int.from_bytes(hashlib.sha256(prior.encode()).digest()[:4])
+        """The seed of cohorts, batches and noise."""
+        return draw_seed(self.seed, self.chosen_model)
 
     @property
     def cohorts(self) -> tuple[np.ndarray, np.ndarray]:

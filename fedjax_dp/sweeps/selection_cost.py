@@ -13,6 +13,7 @@ from fedjax_dp.accounting import NegativeBinomialTrials, NotCoveredError, Trials
 from fedjax_dp.display import count
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.client_events import client_events
+from fedjax_dp.privacy.initialization import EARLIER
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
 from fedjax_dp.pytrees import field_of
 from fedjax_dp.rounds.algorithm import mechanism_of
@@ -100,7 +101,8 @@ def cost_of_choosing(
         return None
     tests = [entry.job.run.data for entry in entries]
     if (what := next(filter(None, (entry.job.run.private_tests for entry in entries)), None)) is not None:
-        return without_epsilon(what)
+        remedies = ["keep the records at their clients"] if what == EARLIER else []
+        return without_epsilon(what, *remedies)
     first = tests[0].x_test
     # Test records of one point may be training records of another.
     if not all(data.x_test is first or np.array_equal(data.x_test, first) for data in tests):

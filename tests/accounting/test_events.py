@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 from own_laplace import LaplaceSteps, laplace, laplace_rdp
 
-from fedjax_dp import accounting
+from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import (
     Adjacency,
     AnyOf,
+    BallsInBins,
     Composed,
     FullBatch,
     GaussianSteps,
@@ -133,3 +134,8 @@ def test_what_may_be_any_of_several_each_time_costs_no_less_than_any_mixture():
     assert repeated(repeated(either, 2), 3) == AnyOf((one, other), 6)
     assert repeated(either, 0) == Composed(())
     assert epsilon_of(repeated(either, 2), 1e-5, "rdp") >= epsilon_of(Composed((one, other)), 1e-5, "rdp")
+    kept = AnyOf((GaussianSteps(1.0, BallsInBins(20), Adjacency.ADD_REMOVE, 20),))
+    with pytest.raises(NotCoveredError, match="one slot"):
+        repeated(kept, 4)
+    with pytest.raises(errors.ConfigurationError):
+        AnyOf((one, other), 0)

@@ -1,5 +1,6 @@
 """An epsilon is of the training alone: what that begins with is known, or the Guarantee says first that it is not."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -16,6 +17,7 @@ import fedjax_dp as fdp
 from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
 from fedjax_dp.accounting.composed_phases import same_clients, worst_of
+from fedjax_dp.algorithms import optimal_probabilities
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models import freeze, logistic_regression, read_start
@@ -230,6 +232,21 @@ def test_a_phase_after_any_start_draws_noise_of_its_own_counted_or_not():
         assert abs(np.corrcoef(flat, step)[0, 1]) < 0.2  # 5 deviations of independent noise; of the same it is 1
 
 
+def test_what_clients_release_before_the_first_round_has_noise_of_its_own_too():
+    words = {"epsilons": 8.0, "delta": 1e-3, "rounds": 2, "draws": 2, "batch_size": 10, "local_steps": 1}
+    words |= {"learning_rate": 1e-6, "norm_noise": 1e3, "data": DATA}
+    models = (NETWORK, freeze(NETWORK, start=numbers(0), **PUBLIC), freeze(NETWORK, start=numbers(1), **PUBLIC))
+    norms = [optimal_probabilities(model=model, **words).norms for model in models]
+    assert all(np.max(np.abs(one - other)) > 10 for one, other in itertools.combinations(norms, 2))  # of norms below 1
+
+
+def test_a_run_does_not_go_on_with_another_start_of_the_same_shape(tmp_path):
+    models = [freeze(NETWORK, start=numbers(at), **PUBLIC) for at in (0, 1)]
+    fdp.run(private(), DATA, rounds=1, delta=1e-3, model=models[0], out=tmp_path / "x")
+    with pytest.raises(errors.ConfigurationError, match="model of the run must be unchanged"):
+        fdp.resume(tmp_path / "x", private(), DATA, model=models[1], rounds=2)
+
+
 def test_a_stop_by_a_test_set_that_the_first_phase_may_have_trained_on_has_no_epsilon(tmp_path):
     start = begun(tmp_path / "a.npz", DATA)
     moved = federated(DIGITS.x_train[100:], DIGITS.y_train[100:], "first")  # the others may be in the test set
@@ -245,16 +262,18 @@ def test_one_client_is_not_one_client_of_the_same_data_divided_anew(tmp_path):
     noised = fdp.dp_fedavg(clip_norm=1.0, noise_multiplier=4.0, **LOCAL | {"cohort_size": 10})
     start = begun(tmp_path / "a.npz", DATA, noised)
     words = "was at most one client of the earlier phases"
-    for data, known in ((DATA, True), (federated(DIGITS.x_train[::-1], DIGITS.y_train[::-1], "first"), None)):
+    fewer = federated(DIGITS.x_train[100:], DIGITS.y_train[100:], "first")  # as the same clients may have next month
+    for data, known in ((DATA, True), (federated(DIGITS.x_train[::-1], DIGITS.y_train[::-1], "first"), False)):
         found = fdp.guarantee(noised, data, rounds=1, delta=1e-3, model=freeze(NETWORK, start=start))
-        assert np.isfinite(found.epsilon) == bool(known)
-        assert ("with other records at its clients" in str(found)) is not known
+        assert np.isfinite(found.epsilon) == known
+        assert ("one client here is several there" in str(found)) is not known
         assert not any(words in line for line in found.assumptions)
-    model = freeze(NETWORK, start=start, start_private=True)
-    found = fdp.guarantee(noised, OTHER, rounds=1, delta=1e-3, model=model)
-    assert np.isfinite(found.epsilon)
-    assert any(words in line for line in found.assumptions)
-    assert any("were fixed before anybody saw results of the earlier ones" in line for line in found.assumptions)
+    for data in (OTHER, fewer):
+        model = freeze(NETWORK, start=start, start_private=True)
+        found = fdp.guarantee(noised, data, rounds=1, delta=1e-3, model=model)
+        assert np.isfinite(found.epsilon)
+        assert any(words in line for line in found.assumptions)
+        assert any("were fixed before anybody saw results of the earlier ones" in line for line in found.assumptions)
 
 
 def test_two_private_starts_have_no_epsilon_as_their_noise_may_cancel(tmp_path):
@@ -359,6 +378,8 @@ def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
     model, words = freeze(NETWORK, start=begun(tmp_path / "a.npz", DATA, few)), {"rounds": 2, "delta": 1e-3}
     run = plan_run(few, DATA, rounds=2, terms=PrivacyTerms(delta=1e-3), model=model)
     _, setup = set_up(run, AttackOptions(parameters=10))
+    _, of_own_model = set_up(run, AttackOptions(canary="blank"))
+    assert of_own_model.guarantee.epsilons == setup.guarantee.epsilons
     alone = fdp.guarantee(few, DATA, seed=run.draw_seed, **words)
     assert setup.guarantee.epsilons == alone.epsilons != fdp.guarantee(few, DATA, **words).epsilons
     assert setup.epsilon == verified_guarantee(run).alone < verified_guarantee(run).epsilon
@@ -544,6 +565,8 @@ def test_foreign_files_are_of_unknown_origin_in_every_format(made, tmp_path):
         assert np.isinf(closed.epsilon)
         assert f"unknown origin, {name} (sha256" in str(closed)
         through = fdp.run(fdp.fedavg(**LOCAL), between, rounds=1, model=freeze(NETWORK, start=tmp_path / name))
+        said = fdp.run(private(), own, rounds=1, delta=1e-3, model=freeze(NETWORK, start=tmp_path / name, **PUBLIC))
+        assert np.isfinite(promise(said, own).epsilon)  # of the same records it need not be said again
         closed = promise(through, own)  # a run between does not say what the file was
         assert np.isinf(closed.epsilon)
         assert "unknown origin" in str(closed)

@@ -86,14 +86,14 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
         parameters = max(2, min(one_run, data.largest if by_record else data.num_clients))
     if attack.record and not (by_record and one_run is None):
         raise errors.refuse("record", attack.record, "left out where there is no choice of one record")
-    store, played = data, run.model
+    store, played, planned = data, run.model, run.seed
     if canary == "gradient":
-        played = linear_model(canaries.tensors_of(parameters))
+        played, planned = linear_model(canaries.tensors_of(parameters)), seed  # which has no start of its own
         store = canaries.linear_data(data, np.zeros((1, parameters)), np.zeros(1))
     # The Guarantee of training without earlier phases; the game has as many clients, of the same sizes.
     known = {INITIALIZATION: run.initialization.without_prior_runs}
     terms = dataclasses.replace(run.terms, view=run.view.value)
-    counted = dataclasses.replace(run, data=store, chosen_model=played, seed=seed, terms=terms, _cache=known)
+    counted = dataclasses.replace(run, data=store, chosen_model=played, seed=planned, terms=terms, _cache=known)
     promise = guarantees.unverified_guarantee(counted)
     if math.isinf(promise.epsilon) or promise.delta is None:
         raise errors.refuse(
