@@ -41,7 +41,7 @@ class View(enum.Enum):
 def helpers_of(members: int, view: View, colluders: int) -> int:
     """Number of cohort members that help the adversary; in views of clients the adversary is one of them."""
     errors.require_integer("colluders", colluders, 0, members - 1, "at least one client of the cohort is honest")
-    return max(colluders, 1) if view in (View.BROADCAST, View.OWNER) else colluders
+    return max(colluders, 1) if view in (View.BROADCAST, View.OWNER, View.DEPLOYED) else colluders
 
 
 def steps_in_view(
@@ -56,8 +56,8 @@ def steps_in_view(
 
     own            the client's own steps as the server sees them (unit client: each of `cohort_size` clients adds noise
                    to its clipped update; if a trusted server adds the noise, cohort_size is 1);
-    colluders      clients of the cohort that share their messages with the adversary; in views `broadcast` and `owner`
-                   the adversary is a client that knows its own noise, so at least one colluder counts;
+    colluders      clients of the cohort that share their messages with the adversary; in views `broadcast`, `owner` and
+                   `deployed` the adversary is a client that knows its own noise, so at least one colluder counts;
     local_steps    tau, the noisy steps between two uploads.
 
     | tau = 1                          | the noises of the h = cohort_size - colluders honest clients add up: h z^2 |

@@ -87,7 +87,9 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     others = algorithm.local.additional_releases if by_record else ()
     alone = not by_record or any(not one.noised for one in others)
     _require_clean("in a round", advance(marked), records, (state,), marks, rows=alone)
-    if any(one.noised and not (one.sent or one.final) for one in others):
+    if any(one.noised and not (one.sent or one.final) for one in others) or (
+        by_record and not algorithm.local.sends_steps
+    ):
         unsent = _mark_releases(as_float32_leaves(algorithm), marks, only_sent=True)
         _require_clean(
             "in a round, from what should stay with its client,", advance(unsent), records, (state,), marks, True

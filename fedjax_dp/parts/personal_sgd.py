@@ -83,7 +83,7 @@ class PersonalSgd(LocalSgd):
 
     @property
     def sends_steps(self) -> bool:  # type: ignore[override]  # LocalSgd states it as a constant
-        return self.models.sends_steps
+        return self.models.sends_steps or self.sgd.sends_auxiliary
 
     @property
     def reads_records_outside_round(self) -> bool:
@@ -116,6 +116,8 @@ class PersonalSgd(LocalSgd):
         require_numbers(own)
         if own is not None and own.clean and (models.own_is_sent or models.state_affects_messages):
             raise refuse_clean_steps(f"gradients of {type(models).__name__} that act on updates")
+        if self.sgd.sends_auxiliary and any(not one.noised and one.stream == 0 for one in models.releases):
+            raise refuse_clean_steps("gradients that corrections send")
         if self.rule.corrects and own is not None and not models.own_comes_last:
             remedy = "use a rule that subtracts nothing, such as adam"
             raise errors.refuse("local rule", "one that subtracts noise", "used with one gradient in a step", remedy)

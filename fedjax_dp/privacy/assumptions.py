@@ -23,7 +23,8 @@ def assumptions(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
     if trusted and run.private_tests is None:
         trusted.append("the test set is public")
     of_features = [line for one in run.qualifiers for line in one.assumptions]
-    classes = [] if run.data.class_names is None else ["the classes and what they are called are public"]
+    known = "the number of classes is" if run.data.class_names is None else "the classes and what they are called are"
+    classes = [f"{known} public"] if run.data.task == "classes" or run.data.class_names is not None else []
     return [*_of_rounds(run, steps), *classes, *of_features, *trusted, FLOAT_NOISE]
 
 

@@ -27,6 +27,7 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.events import joined
 from fedjax_dp.parts.client_privacy import ClientPrivacy, Participation, amplified_sampling, released_noise
 from fedjax_dp.parts.cohorts import SEEN
+from fedjax_dp.parts.corrections import overrides
 from fedjax_dp.parts.facts import of_the_project, require_facts
 from fedjax_dp.privacy.planned_run import PlannedRun, honest_of
 from fedjax_dp.privacy.protection import unit_of
@@ -155,7 +156,8 @@ class ReleaseTable:
         whole = self.run.view is View.DEPLOYED
         additional = [one for one in local.additional_releases if one.sent or whole]
         rare = [one for one in additional if one.final or one.most is not None]  # nobody knows in which rounds
-        ends_early = self.run.terms.stop is not None
+        # A client whose message is lost chooses again, and an adversary may have seen the message.
+        answers = self.run.algorithm.cohort.base is self.run.algorithm.cohort
 
         def rates() -> np.ndarray:
             return self.run.last_rates
@@ -177,15 +179,11 @@ class ReleaseTable:
             factors = levels.factors.astype(float).tolist()
             counted = [one for one in zip(factors, attendance.counts, strict=True) if one[1]] or [(factors[0], 0.0)]
             rounds = joined([attendance.of(one_round(kind, factor), count) for factor, count in counted])
-            seldom = [
+            taken = sum(attendance.counts)
+            seldom = [  # what comes last has the noise of round 0, where its schedule begins again
                 repeated(
-                    one.event(
-                        local,
-                        noise * (levels.after if one.final and not ends_early else levels.least),
-                        records,
-                        rates,
-                    ),
-                    one.times(sum(attendance.counts)),
+                    one.event(local, noise if one.final else noise * levels.least, records, rates),
+                    one.times(taken) if one.final or answers else taken,
                 )
                 for one in rare
             ]
@@ -248,7 +246,11 @@ def client_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     if not isinstance(sampling, FullBatch):
         wanted = f"left out where clients are hidden by {sampling}"
         raise errors.refuse("adjacency", run.terms.adjacency, wanted, f"its neighbours are {adjacency.value}")
-    return sampling, Adjacency(run.terms.adjacency)
+    adjacency = Adjacency(run.terms.adjacency)
+    if adjacency is Adjacency.ZERO_OUT and run.algorithm.upload.extra:
+        wanted, remedy = "another where clients also send a bit on their norm", "a client of zeros sends one too"
+        raise errors.refuse("adjacency", adjacency.value, wanted, remedy)
+    return sampling, adjacency
 
 
 def _hidden_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
@@ -264,6 +266,8 @@ def _hidden_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     )
     if not of_one_noise:
         return SEEN
+    if run.algorithm.transport.secret and run.helpers:  # masks are agreed on with named members
+        return SEEN
     sampling, adjacency = amplified_sampling(run.algorithm.upload, cohort, num_clients, run.rounds, run.helpers)
     return (sampling, adjacency) if isinstance(sampling, Poisson) or not remembers(run.algorithm) else SEEN
 
@@ -271,5 +275,5 @@ def _hidden_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
 def remembers(algorithm: Algorithm) -> bool:
     """Whether client state may act on later messages; it is assumed for user-defined parts."""
     local = algorithm.local
-    known = all(map(of_the_project, (local, *(part for _, part in local.parts))))
-    return local.state_affects_messages if known else local.has_client_state
+    own = [part for part in (local, *(part for _, part in local.parts)) if not of_the_project(part)]
+    return (local.has_client_state or overrides(own, "init")) if own else local.state_affects_messages

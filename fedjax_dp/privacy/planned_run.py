@@ -155,16 +155,15 @@ class PlannedRun:
         if field_of(part, "clip_by_round") is not None:
             require_clip_norms(part, self.rounds)
         if changes is None:
-            return NoiseLevels(np.ones(1, np.float32), np.zeros(self.rounds, int), 1.0)
+            return NoiseLevels(np.ones(1, np.float32), np.zeros(self.rounds, int))
         models = (inner for slot, inner in local.parts if slot == "client models")
         for one in (part,) if part is self.algorithm.upload else (part, local, *models):
             if not of_the_project(one):
                 got = f"noise_by_round beside {type(one).__name__}"
                 wanted = "left out with parts of your own that tell it its round"
                 raise errors.refuse("noise", got, wanted, "use the same noise in all rounds")
-        factors = changes.factors(self.rounds)
-        levels, of_round = np.unique(factors[:-1], return_inverse=True)
-        return NoiseLevels(levels, of_round, float(factors[-1]))
+        levels, of_round = np.unique(changes.factors(self.rounds)[:-1], return_inverse=True)
+        return NoiseLevels(levels, of_round)
 
     @functools.cached_property
     def attendance(self) -> np.ndarray:
@@ -282,11 +281,10 @@ class NoiseLevels(NamedTuple):
 
     factors: np.ndarray  # float32, each once `(levels,)`
     of_round: np.ndarray  # which of them is each round's `(rounds,)`
-    after: float  # what is released after the last round
 
     @property
     def least(self) -> float:
-        return float(min(self.factors.min(), self.after))
+        return float(self.factors.min())
 
     @property
     def rounds(self) -> list[int]:

@@ -15,6 +15,7 @@ from fedjax_dp.privacy import PrivacyTerms
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.rounds.clients import draw_cohorts
+from fedjax_dp.rounds.personal import personal_models
 from fedjax_dp.rounds.simulation import run_key
 
 DATA = ragged_data([30] * 6)
@@ -111,22 +112,21 @@ def test_a_budget_scales_the_whole_schedule_and_is_met():
     assert noised.upload.noise_by_round == algorithm.upload.noise_by_round
 
 
-def test_what_follows_the_last_round_has_the_factor_that_follows_it():
-    longer = FALLS | {"noise_rounds": 2 * ROUNDS}
-    algorithm = fdp.finetune.of({**COMMON, "noise_multiplier": 8.0, **longer})
-    run = planned(algorithm, view="deployed")
-    assert run.noise_levels.after == pytest.approx(0.5)
-    last = client_events(run)[0].parts[-1]
-    assert last.noise_multiplier == pytest.approx(8.0 * 0.5)
-
-
-@pytest.mark.parametrize("ends", [2.0, 0.5])
-def test_what_follows_a_last_round_that_results_decide_has_the_least_noise(ends):
-    """The rule may end the run in any round, after which clients fine-tune with the noise of that round."""
+@pytest.mark.parametrize("stop", [None, "accuracy=0.5"])
+@pytest.mark.parametrize("ends", [8.0, 0.25])
+def test_what_is_fine_tuned_after_the_last_round_has_the_noise_of_the_first(ends, stop):
+    """The schedule begins again there, whichever round was the last: so it is drawn, and so it is counted."""
     schedule = {"noise_schedule": "linear", "noise_end": ends, "noise_rounds": ROUNDS}
-    algorithm = fdp.finetune.of({**COMMON, "noise_multiplier": 8.0, **schedule})
-    last = client_events(planned(algorithm, view="deployed", stop="accuracy=0.5"))[0].parts[-1]
-    assert last.noise_multiplier == pytest.approx(8.0 * min(1.0, ends))
+    options = COMMON | {"clip_norm": 1e-3, "learning_rate": 1.0, "local_steps": 1, "batch_size": 30}
+    algorithm = fdp.finetune.of({**options, "noise_multiplier": 8.0, "personal_steps": 1, **schedule})
+    last = client_events(planned(algorithm, view="deployed", stop=stop))[0].parts[-1]
+    assert last.noise_multiplier == 8.0
+    if stop is None:
+        result = fdp.run(algorithm, DATA, rounds=2, delta=DELTA, view="deployed")
+        own = personal_models(result.algorithm, result.simulation.state, DATA)
+        moved = jax.tree.map(lambda each, shared: np.ravel(np.asarray(each) - np.asarray(shared)), own, result.params)
+        moved = np.concatenate(jax.tree.leaves(moved))
+        assert np.std(moved) == pytest.approx(8.0 * 1e-3 / 30, rel=0.2)  # 12 numbers of each of 6 clients
 
 
 def test_a_choice_whose_rounds_nobody_knows_counts_with_the_least_noise():
@@ -134,6 +134,16 @@ def test_a_choice_whose_rounds_nobody_knows_counts_with_the_least_noise():
     choice = client_events(run)[0].parts[-1]
     plain = client_events(planned(fdp.ifca(**COMMON, noise_multiplier=8.0, choices=2)))[0].parts[-1]
     assert choice.noise_multiplier == pytest.approx(0.25 * plain.noise_multiplier, rel=1e-6)
+
+
+@pytest.mark.parametrize("lost", [{"dropout": 0.5}, {"first": 2}])
+def test_a_client_whose_choice_is_lost_chooses_again_and_pays_for_it(lost):
+    """Its row does not know of the lost message, which an adversary may have seen."""
+    options = COMMON | {"noise_multiplier": 8.0, "choices": 1}
+    all_heard, some_lost = (client_events(planned(fdp.ifca.of(options | more))) for more in ({}, lost))
+    rounds = planned(fdp.ifca.of(options)).participation_counts()
+    for once, each, count in zip(all_heard, some_lost, rounds):
+        assert each.parts[-1].releases == count * once.parts[-1].releases
 
 
 def test_parts_of_ones_own_that_tell_noise_its_round_are_refused():

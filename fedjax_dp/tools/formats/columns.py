@@ -174,6 +174,7 @@ def from_tables(
         if task == "binary" and classes != 2:
             raise errors.refuse(f"{where}labels", f"{classes}", "two, for task binary", "or take task classes")
         classes = 1 if task == "binary" else classes
+    users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in complete])
     if test_tables:
         train, tests = np.split(np.arange(len(y)), [sum(len(part.frame) for part in tables)])
     elif split is not None:
@@ -181,12 +182,20 @@ def from_tables(
     else:
         fraction = TEST_FRACTION if test is None else test
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
-        train, tests = split_rows([np.arange(len(y))] if clients is None else natural(clients), fraction, seed=0)
-        whose = "records" if clients is None else "every client's records"
+        if clients is None and users is not None:  # whole users: who trains is in no test record
+            people, user = np.unique(users, return_inverse=True)
+            chosen = split_rows([np.arange(len(people))], fraction, seed=0)
+            train, tests = (np.flatnonzero(np.isin(user, part)) for part in chosen)
+            whose = "the users"
+        else:
+            train, tests = split_rows([np.arange(len(y))] if clients is None else natural(clients), fraction, seed=0)
+            whose = "records" if clients is None else "every client's records"
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
         )
-    users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in complete])
+    if users is not None and clients is None and (both := np.intersect1d(users[train], users[tests])).size:
+        wanted, remedy = "users to train on and others to test on", "divide whole users, or name the column of clients"
+        raise errors.refuse(f"{where}column {columns.user}", f"{str(both[0])[:40]!r} in both", wanted, remedy)
     if texts is not None:
         rows = RecordTable(clients, users, notes, text=sentences, y=y).split((train, tests))
         return text_classes(name, file, *rows, texts, classes, class_names=class_names, **about)
