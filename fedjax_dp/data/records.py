@@ -233,7 +233,11 @@ def make_dataset(
         if strangers := len(np.setdiff1d(test_clients, clients)):
             test_clients = test_clients if np.isin(test_clients, clients).any() else None
             notes.append(f"the test set is not divided: {strangers:,} of its clients have no training records")
-    about = {"scale": 1 / 255 if x_train.dtype == np.uint8 else 1.0, "unit_ids": train.units, **about}
+    shared = False
+    if train.units is not None and test.units is not None:
+        shared = bool(np.isin(test.units, train.units).any())
+    units = {"unit_ids": train.units, "tests_of_units": shared}
+    about = {"scale": 1 / 255 if x_train.dtype == np.uint8 else 1.0, **units, **about}
     about |= {"classes": outputs, "client_ids": clients, "test_client_ids": test_clients}
     y_train, y_test = as_stored(task, y_train), as_stored(task, y_test)
     return Dataset(name, x_train, y_train, x_test, y_test, notes=(*notes, *warnings_on(x_train)), **about)

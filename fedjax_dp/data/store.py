@@ -58,6 +58,7 @@ class Dataset(NamedTuple):
     overlap: str = ""  # how records share parts of a text, so that hiding one does not hide its text; "" if they do not
     unit_ids: np.ndarray | None = None  # (records,) the person or text of each training record
     bounds: tuple[UnitBound, ...] = ()  # on these units, see `of_units`; on tokens, by the cut
+    tests_of_units: bool = False  # whether some of these people or texts have test records too
     class_names: ClientNames | None = None  # of classes, or of labels; None: their numbers
 
     @property
@@ -105,7 +106,7 @@ class FederatedData:
     scale: float
     shift: float
     test_clients: jax.Array | None = None  # client whose part of the test set a record is; None: no such parts
-    mixed_tests: bool = structure(default=False)  # the test set has records of clients, and others, so no such parts
+    mixed_tests: bool = structure(default=False)  # some test records are of clients or their units, so no such parts
     classes: int = structure()  # outputs of a model, as in `Dataset`
     largest: int = structure()  # records of the largest client
     smallest: int = structure(default=1)  # no client has fewer records
@@ -254,6 +255,7 @@ def federate(
     mixed_tests = False
     if test_clients is None:
         test_clients, mixed_tests = _clients_of_tests(dataset, order, sizes)
+    mixed_tests |= dataset.tests_of_units
     names = clients if isinstance(clients, Mapping) else owners
     if names is not None and len({*map(str, names)}) < len(names):
         raise errors.refuse("names of clients", "one twice, such as 1 and '1'", "different ones", "rename one")

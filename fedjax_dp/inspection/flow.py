@@ -92,7 +92,7 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
     ):
         unsent = _mark_releases(as_float32_leaves(algorithm), marks, only_sent=True)
         _require_clean(
-            "in a round, from what should stay with its client,", advance(unsent), records, (state,), marks, True
+            "in a round, from what should stay with its client", advance(unsent), records, (state,), marks, True
         )
     if by_record:
         _require_counted(algorithm, marked, data, model, records, state, marks)

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -174,6 +174,17 @@ def of_the_project(part: Any) -> bool:
     for name in kind.__qualname__.split("."):
         known = getattr(known, name, None)
     return known is kind
+
+
+def own_methods(parts: Iterable[Any], *names: str) -> list[str]:
+    """The methods of these names that are not the project's, such as `Drift.absorb`, however a part came by them."""
+    found = []
+    for part in parts:
+        for name in names:
+            method = getattr(part, name, None)
+            if method is not None and not of_the_project(getattr(method, "__func__", method)):
+                found.append(f"{type(part).__name__}.{name}")
+    return found
 
 
 def parts_of(algorithm: Any) -> Iterator[tuple[str, Any]]:

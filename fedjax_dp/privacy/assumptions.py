@@ -139,7 +139,8 @@ def _known_members(run: PlannedRun, hidden: bool) -> list[str]:
     cohort, num_clients = run.population
     if hidden or remembers(run.algorithm) or isinstance(cohort.amplification(num_clients, 0)[0], accounting.FullBatch):
         return []
-    if not isinstance(cohort.amplification(num_clients, run.helpers)[0], accounting.FullBatch):
+    by_name = run.algorithm.transport.secret and run.helpers  # masks are agreed on with named members
+    if not by_name and not isinstance(cohort.amplification(num_clients, run.helpers)[0], accounting.FullBatch):
         return []
     return [
         "no amplification is proved against members of a cohort: the draw of clients is counted as public "

@@ -27,8 +27,7 @@ from fedjax_dp.accounting import (
 from fedjax_dp.accounting.events import joined
 from fedjax_dp.parts.client_privacy import ClientPrivacy, Participation, amplified_sampling, released_noise
 from fedjax_dp.parts.cohorts import SEEN
-from fedjax_dp.parts.corrections import overrides
-from fedjax_dp.parts.facts import of_the_project, require_facts
+from fedjax_dp.parts.facts import of_the_project, own_methods, require_facts
 from fedjax_dp.privacy.planned_run import PlannedRun, honest_of
 from fedjax_dp.privacy.protection import unit_of
 from fedjax_dp.privacy.terms import BY_NAME_ALONE
@@ -157,7 +156,8 @@ class ReleaseTable:
         additional = [one for one in local.additional_releases if one.sent or whole]
         rare = [one for one in additional if one.final or one.most is not None]  # nobody knows in which rounds
         # A client whose message is lost chooses again, and an adversary may have seen the message.
-        answers = self.run.algorithm.cohort.base is self.run.algorithm.cohort
+        cohort = self.run.algorithm.cohort
+        answers = cohort.base is cohort and of_the_project(cohort)
 
         def rates() -> np.ndarray:
             return self.run.last_rates
@@ -241,12 +241,11 @@ def client_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
     Raises: ConfigurationError for an adjacency that the sampling does not have.
     """
     sampling, adjacency = _hidden_sampling(run)
-    if run.terms.adjacency is None:
-        return sampling, adjacency
-    if not isinstance(sampling, FullBatch):
-        wanted = f"left out where clients are hidden by {sampling}"
-        raise errors.refuse("adjacency", run.terms.adjacency, wanted, f"its neighbours are {adjacency.value}")
-    adjacency = Adjacency(run.terms.adjacency)
+    if run.terms.adjacency is not None:
+        if not isinstance(sampling, FullBatch):
+            wanted = f"left out where clients are hidden by {sampling}"
+            raise errors.refuse("adjacency", run.terms.adjacency, wanted, f"its neighbours are {adjacency.value}")
+        adjacency = Adjacency(run.terms.adjacency)
     if adjacency is Adjacency.ZERO_OUT and run.algorithm.upload.extra:
         wanted, remedy = "another where clients also send a bit on their norm", "a client of zeros sends one too"
         raise errors.refuse("adjacency", adjacency.value, wanted, remedy)
@@ -275,5 +274,7 @@ def _hidden_sampling(run: PlannedRun) -> tuple[Sampling, Adjacency]:
 def remembers(algorithm: Algorithm) -> bool:
     """Whether client state may act on later messages; it is assumed for user-defined parts."""
     local = algorithm.local
-    own = [part for part in (local, *(part for _, part in local.parts)) if not of_the_project(part)]
-    return (local.has_client_state or overrides(own, "init")) if own else local.state_affects_messages
+    parts = (local, *(part for _, part in local.parts))
+    if all(map(of_the_project, parts)) and not own_methods(parts, "init"):
+        return local.state_affects_messages
+    return local.has_client_state or bool(own_methods(parts, "init"))

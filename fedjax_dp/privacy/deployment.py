@@ -151,7 +151,7 @@ def _check_algorithm(algorithm: Algorithm, size: int, terms: PrivacyTerms) -> No
     if algorithm.transport.resolution:
         raise refuse(
             "for a secure sum of integers, whose rounding and modulus are those of the simulated cohort",
-            "leave out secure: the sum of floats is the same",
+            "leave out secure, and keep the deployment to plain sums too: a secure one shows members the cohort",
         )
     if np.asarray(terms.epsilon, object).ndim:
         raise refuse("where clients have budgets of their own, as a deployment's are not known", "give one epsilon")

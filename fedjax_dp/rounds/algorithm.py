@@ -9,8 +9,7 @@ from fedjax_dp.display import Card, displayed, facts_of
 from fedjax_dp.parts.aggregation import Aggregate, needs_individual_updates
 from fedjax_dp.parts.client_privacy import PlainUpload, SharedNoise, UpdatePrivatizer
 from fedjax_dp.parts.cohorts import Cohort, prefix_of
-from fedjax_dp.parts.corrections import overrides
-from fedjax_dp.parts.facts import of_the_project
+from fedjax_dp.parts.facts import of_the_project, own_methods
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.parts.server_optimizers import ServerOptimizer
 from fedjax_dp.parts.transport import PlainSum, Transport
@@ -79,11 +78,11 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
         raise errors.refuse("estimator", type(aggregate).__name__, wanted, "leave secure out, or use mean")
     if upload.unit is None:
         return
-    own = [part for part in (algorithm.local, *(one for _, one in algorithm.local.parts)) if not of_the_project(part)]
-    if overrides(own, "send", "exchange", "absorb"):
-        wanted = "without send, exchange and absorb under noise on whole clients"
-        remedy = "what goes by who takes part would show it without noise; noise the gradients instead"
-        raise errors.refuse("a part of your own", ", ".join(type(part).__name__ for part in own), wanted, remedy)
+    if own := own_methods(
+        (algorithm.local, *(part for _, part in algorithm.local.parts)), "send", "exchange", "absorb"
+    ):
+        remedy = "what they do depends on who takes part, which noise does not hide there; protect records instead"
+        raise errors.refuse("methods of your own", ", ".join(own), "none under noise on whole clients", remedy)
     if algorithm.local.has_client_state and not algorithm.local.separable_state:
         raise errors.refuse(
             "client state",

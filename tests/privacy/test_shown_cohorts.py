@@ -8,7 +8,8 @@ from helpers import ragged_data, refusal
 
 import fedjax_dp as fdp
 from fedjax_dp.parts.contexts import LocalState
-from fedjax_dp.pytrees import value
+from fedjax_dp.parts.facts import own_methods
+from fedjax_dp.pytrees import Wrapper, value
 
 DATA = ragged_data([20] * 20)
 STEPS = {"batch_size": 5, "local_steps": 1, "learning_rate": 0.1}
@@ -36,6 +37,9 @@ def test_everybody_who_is_given_the_models_may_be_a_member():
 def test_a_client_of_zeros_sends_a_bit_too():
     adaptive = fdp.dp_fedavg(cohort="cyclic", adaptive_clip=True, **CLIENTS | {"noise_multiplier": 1.0})
     assert "a client of zeros sends one too" in refusal(epsilon, adaptive, adjacency="zero-out")
+    cohort = fdp.parts.TruncatedPoissonCohort(size=10, most=12)  # whose neighbours are zero-out
+    hidden = dataclasses.replace(adaptive, cohort=cohort)
+    assert "a client of zeros sends one too" in refusal(epsilon, hidden, view="final_model")
 
 
 @value
@@ -85,9 +89,21 @@ def corrected(correction, cohort):
     return dataclasses.replace(plain, local=dataclasses.replace(plain.local, corrections=(correction,)))
 
 
-@pytest.mark.parametrize("part", [Tells, Counts])
+class Around(Wrapper):
+    """Its members arrive from inside."""
+
+    base: fdp.parts.Correction
+
+
+@pytest.mark.parametrize("part", [Tells(), Counts(), value(Around)(base=Tells())], ids=["send", "absorb", "wrapped"])
 def test_a_part_of_ones_own_that_hears_who_takes_part_is_refused_under_noise_on_clients(part):
-    assert "without send, exchange and absorb" in refusal(epsilon, corrected(part(), "poisson"))
+    assert "none under noise on whole clients" in refusal(epsilon, corrected(part, "poisson"))
+
+
+def test_methods_that_parts_inherit_are_the_projects():
+    for entry in (fdp.dp_fedavg, fdp.dp_scaffold, fdp.mr_mtl, fdp.finetune, fdp.ditto, fdp.ppsgd, fdp.dp_ftrl):
+        local = entry(cohort_size=10, clip_norm=1.0, **STEPS).local
+        assert own_methods((local, *(part for _, part in local.parts)), "init", "send", "exchange", "absorb") == []
 
 
 def test_rows_that_a_part_of_ones_own_does_not_state_are_rows():
@@ -116,6 +132,7 @@ class Sends(fdp.parts.Correction):
     """The update of a model that should stay with its client."""
 
     pull = 0.0
+    has_client_state = False
 
     def init(self, run):
         return LocalState(server=jnp.zeros(run.size))
@@ -131,5 +148,5 @@ class Sends(fdp.parts.Correction):
 
 
 def test_what_should_stay_with_its_client_is_traced_where_no_steps_are_sent():
-    with pytest.raises(fdp.ConfigurationError):
-        epsilon(own_models(1, Sends()), view="uploads")
+    line = refusal(epsilon, own_models(1, Sends()), view="uploads", model=fdp.models.usual_model(DATA))
+    assert "from what should stay with its client" in line

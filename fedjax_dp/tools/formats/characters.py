@@ -59,7 +59,10 @@ def windows(name: str, where: str, train: RecordTable, test: RecordTable | None,
         notes.append(f"no test split: the last {TEST_FRACTION:.0%} of every client's windows; {gap} before are dropped")
         parts = [parts[0].at(rows) for rows in _tails(where, parts[0].clients, gap)]
     train, test = parts
-    _require_other_texts(train, test, reading, "split by clients: LEAF's preprocess.sh -t user")
+    if reading.windows_per_text is not None and np.intersect1d(train.clients, test.clients).size:
+        wanted = "left out where test windows are of the training clients' texts"
+        remedy = "split by clients: LEAF's preprocess.sh -t user"
+        raise errors.refuse("windows_per_text", reading.windows_per_text, wanted, remedy)
     about = _bound_texts(train, train.clients, length + 1, stride, reading.windows_per_text, chained)
     if stride < length:
         notes.append(
@@ -98,17 +101,9 @@ def snippets(name: str, where: str, train: RecordTable, test: RecordTable | None
         text = np.repeat(np.arange(len(cut)), [len(rows) for rows in cut])
         whose = np.array([clients[group[0]] for group in groups])
         parts.append(RecordTable(whose[text], notes=part.notes, ids=np.concatenate(cut), text=text))
-    if joined:
-        _require_other_texts(parts[0], parts[1], reading, "convention tff bounds each snippet by itself")
     about = _bound_texts(parts[0], parts[0]["text"], length + 1, stride, reading.windows_per_text)
+    about["tests_of_units"] = joined and np.intersect1d(parts[0].clients, parts[1].clients).size > 0
     return next_tokens(name, where, parts[0], parts[1], vocabulary, **about)
-
-
-def _require_other_texts(train: RecordTable, test: RecordTable, reading: Reading, remedy: str) -> None:
-    """Refuse a bound on texts where clients whose text is trained on are tested on too."""
-    if reading.windows_per_text is not None and np.intersect1d(train.clients, test.clients).size:
-        wanted = "left out where test windows are of the training clients' texts"
-        raise errors.refuse("windows_per_text", reading.windows_per_text, wanted, remedy)
 
 
 def _bound_texts(

@@ -193,9 +193,6 @@ def from_tables(
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
         )
-    if users is not None and clients is None and (both := np.intersect1d(users[train], users[tests])).size:
-        wanted, remedy = "users to train on and others to test on", "divide whole users, or name the column of clients"
-        raise errors.refuse(f"{where}column {columns.user}", f"{str(both[0])[:40]!r} in both", wanted, remedy)
     if texts is not None:
         rows = RecordTable(clients, users, notes, text=sentences, y=y).split((train, tests))
         return text_classes(name, file, *rows, texts, classes, class_names=class_names, **about)
