@@ -31,11 +31,14 @@ def looks_event(
     return GaussianSteps(noise_on_count * adjacency.sensitivity / held_out, FullBatch(), adjacency, looks, unit)
 
 
-def with_looks(training: Gdp, looks: int, noise_on_count: float | None, held_by: str) -> Gdp:
+def with_looks(
+    training: Gdp, looks: int, noise_on_count: float | None, held_by: str, held_out: int | None = None
+) -> Gdp:
     """Unsampled training and the noisy counts that may stop it, for the member with the largest cost.
 
     held_by  "public": no cost; "other records" than the training records, at unit record: each record pays either for
-             training or for the counts; "same clients", at unit client: both costs add up.
+             training or for the counts; "same clients", at unit client: both costs add up;
+    held_out  the most records that one client holds out, a public number; for "same clients".
     For sampled training compose its event with `looks_event`.
     Raises: NotCoveredError for members' records without noise.
     """
@@ -48,5 +51,8 @@ def with_looks(training: Gdp, looks: int, noise_on_count: float | None, held_by:
             "a stop by records without noise has no epsilon; noise the metric, use public records, or fix the rounds"
         )
     errors.require_positive("noise_on_count", noise_on_count)
-    of_looks = Gdp(math.sqrt(looks) / noise_on_count)
+    if held_by == "same clients" and held_out is None:
+        raise errors.refuse("held_out", None, "the most records that a client holds out", "each of them moves a count")
+    errors.require_count("held_out", held_out or 1)
+    of_looks = Gdp((held_out or 1) * math.sqrt(looks) / noise_on_count)
     return training.plus(of_looks) if held_by == "same clients" else max(training, of_looks, key=lambda one: one.mu)

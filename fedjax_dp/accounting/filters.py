@@ -42,6 +42,7 @@ class Filter(ABC):
     epsilon: float
     delta: float
     used_budget: float = dataclasses.field(default=0.0, kw_only=True)
+    neighbours: tuple[Any, Any] | None = dataclasses.field(default=None, kw_only=True)  # of the steps, where they say
 
     def __post_init__(self) -> None:
         errors.require_positive("epsilon", self.epsilon)
@@ -69,11 +70,15 @@ class Filter(ABC):
 
         Raises: ConfigurationError for a step that would pass the budget.
         """
-        cost = self.cost(step)
+        cost, whose = self.cost(step), _neighbours_of(step)
+        if self.neighbours is not None and whose is not None and whose != self.neighbours:
+            got, wanted = (f"for one {unit} ({adjacency.value})" for unit, adjacency in (whose, self.neighbours))
+            raise errors.refuse("the next step", got, f"{wanted}, as the steps before", "use a filter for each")
         if not self.used_budget + cost <= self.budget:
             left = f"{self.budget - self.used_budget:.4g} of {self.budget:.4g} left"
             raise errors.refuse("the next step", f"a cost of {cost:.4g}", f"within the {left}", "stop here")
-        return dataclasses.replace(self, used_budget=self.used_budget + cost)
+        used, neighbours = self.used_budget + cost, self.neighbours or whose
+        return dataclasses.replace(self, used_budget=used, neighbours=neighbours)
 
     def take(self, steps: Iterable[Any]) -> tuple[int, Self]:
         """The number of steps taken, in order, before the first that is not admitted, and the filter after them."""
@@ -83,6 +88,12 @@ class Filter(ABC):
                 break
             one, count = one.after(step), count + 1
         return count, one
+
+
+def _neighbours_of(step: Any) -> tuple[Any, Any] | None:
+    """Unit and adjacency of a step; None for one that states none, such as a pair of numbers."""
+    leaves = [one for one, _ in step.leaves()] if hasattr(step, "leaves") else []
+    return next(((one.unit, one.adjacency) for one in leaves), None)
 
 
 @dataclasses.dataclass(frozen=True)

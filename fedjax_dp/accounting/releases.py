@@ -242,6 +242,8 @@ class GaussianSteps(Release):
         return pairs.of_gaussian(self._noise, self.sampling, self.adjacency, self.group)
 
     def attained_pairs(self) -> tuple[Dominating, ...]:
+        if self.count % self.sampling.steps_per_epoch:
+            raise NotCoveredError("no lower bound is known for a pass that is not finished")
         return pairs.attained_by_gaussian(self._noise, self.sampling, self.adjacency, self.group)
 
     def rdp(self, orders: np.ndarray) -> np.ndarray:

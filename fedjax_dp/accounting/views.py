@@ -1,13 +1,14 @@
 """Adversaries, and the noise that remains in what they see."""
 
+import dataclasses
 import enum
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Adjacency, NotCoveredError, Unit
 from fedjax_dp.accounting.releases import Release
-from fedjax_dp.accounting.sampling import FullBatch, WithoutReplacement
+from fedjax_dp.accounting.sampling import FullBatch, Sampling, TruncatedPoisson, WithoutReplacement, WithReplacement
 
 Steps = TypeVar("Steps", bound=Release)
 
@@ -81,8 +82,14 @@ def steps_in_view(
             f"{view} knows which clients take part, so sampling clients amplifies nothing there; use no sampling and "
             "random participation, or view broadcast"
         )
+    if own.unit is Unit.CLIENT and view is View.DEPLOYED:
+        raise NotCoveredError("clients' own models have no noise of the sum of updates: use view broadcast")
     errors.require_count("cohort_size", cohort_size)
     errors.require_count("local_steps", local_steps)
+    if own.unit is Unit.CLIENT and (known := helpers_of(cohort_size, view, colluders)):
+        changed: Any = own
+        if (others := _of_others(own.sampling, known)) != own.sampling:
+            own = dataclasses.replace(changed, sampling=others)
     honest = max(cohort_size - helpers_of(cohort_size, view, colluders), 1)
     fixed = own.adjacency is Adjacency.REPLACE_ONE and isinstance(own.sampling, FullBatch | WithoutReplacement)
     if own.unit is Unit.CLIENT and cohort_size > 1 and not fixed:
@@ -90,5 +97,17 @@ def steps_in_view(
             "clients that add noise themselves take it with them when they leave, so only replace-one neighbours and "
             "cohorts of fixed size are covered; give cohort size 1 if a server adds the noise"
         )
-    adds_up = view is not View.UPLOADS and own.adds_up and local_steps == 1
+    adds_up = view not in (View.UPLOADS, View.DEPLOYED) and own.adds_up and local_steps == 1
     return own.scaled(math.sqrt(honest if adds_up else 1.0))
+
+
+def _of_others(sampling: Sampling, known: int) -> Sampling:
+    """The sampling of the other members, to an adversary who knows of `known` members whether they are drawn."""
+    if isinstance(sampling, TruncatedPoisson):
+        raise NotCoveredError("a truncated cohort hides nobody from a client that is in it: use view final_model")
+    if isinstance(sampling, WithoutReplacement):
+        others = max(sampling.records - known, 1)
+        return WithoutReplacement(min(sampling.batch_size, others), others)
+    if isinstance(sampling, WithReplacement):
+        return WithReplacement(sampling.draws, max(sampling.records - known, 1))
+    return sampling

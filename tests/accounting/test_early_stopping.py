@@ -24,7 +24,7 @@ LOOKS = looks_event(20, 30.0, Adjacency.ADD_REMOVE, Unit.RECORD)
 @pytest.mark.parametrize("case", CASES)
 def test_looks_are_paid_by_whom_they_touch(case):
     mu, looks, noise, held_by, wanted, epsilon = case
-    whole = with_looks(Gdp(mu), looks, noise, held_by)
+    whole = with_looks(Gdp(mu), looks, noise, held_by, 1)
     assert whole.mu == pytest.approx(wanted, rel=1e-8)
     assert whole.epsilon(1e-5) == pytest.approx(epsilon, rel=1e-8)
 
@@ -34,7 +34,16 @@ def test_the_event_of_looks_has_the_same_price(adjacency):
     looks = looks_event(20, 30.0, adjacency, Unit.CLIENT)
     training = GaussianSteps(1.25 * adjacency.sensitivity, FullBatch(), adjacency, 1, Unit.CLIENT)
     both = epsilon_of(Composed((training, looks)), 1e-5)
-    assert both == pytest.approx(with_looks(Gdp(0.8), 20, 30.0, "same clients").epsilon(1e-5), rel=1e-9)
+    assert both == pytest.approx(with_looks(Gdp(0.8), 20, 30.0, "same clients", 1).epsilon(1e-5), rel=1e-9)
+
+
+def test_a_client_pays_for_every_record_that_it_holds_out():
+    whole = with_looks(Gdp(0.8), 20, 30.0, "same clients", held_out=10)
+    looks = looks_event(20, 30.0, Adjacency.ADD_REMOVE, Unit.CLIENT, held_out=10)
+    training = GaussianSteps(1.25, FullBatch(), Adjacency.ADD_REMOVE, 1, Unit.CLIENT)
+    assert whole.epsilon(1e-5) == pytest.approx(epsilon_of(Composed((training, looks)), 1e-5), rel=1e-9)
+    with pytest.raises(ConfigurationError, match="held_out"):
+        with_looks(Gdp(0.8), 20, 30.0, "same clients")
 
 
 @pytest.mark.parametrize("held_by", ["other records", "same clients"])

@@ -1,5 +1,6 @@
 """What may be chosen from earlier results, and what such choices may cost at most."""
 
+import dataclasses
 import itertools
 import math
 
@@ -202,3 +203,12 @@ def test_what_individual_filters_know_is_data():
         individual(4.0, 1.0, 2.0, 3, Adjacency.REPLACE_ONE)
     with pytest.raises(ConfigurationError, match="norms must be 3 numbers"):
         one.after(np.array([1.0, math.nan, 1.0]))
+
+
+def test_a_budget_is_of_one_kind_of_neighbours():
+    """Else it would be used up for records and for clients at once, which is no guarantee for either."""
+    one = accounting.GaussianSteps(9.0, accounting.FullBatch(), Adjacency.ADD_REMOVE, 1)
+    of_client = dataclasses.replace(one, unit=accounting.Unit.CLIENT)
+    for other in (of_client, dataclasses.replace(one, adjacency=Adjacency.REPLACE_ONE)):
+        with pytest.raises(ConfigurationError, match="as the steps before"):
+            GdpFilter(2.0, 1e-5).after(one).after(other)

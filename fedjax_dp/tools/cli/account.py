@@ -264,6 +264,11 @@ def calibrate_command(arguments: list[str]) -> int:
 
 def _compare_correlations(options: CalibrateOptions) -> int:
     """Noise of every kind over the rounds of a federation, by its error in the model."""
+    used = {"epsilon", "correlation", "momentum", "steps", "delta", "adjacency", "records", "batch_size"} | {*OUTPUT}
+    others = [one.name for one in dataclasses.fields(options) if getattr(options, one.name) != one.default]
+    for name in (name for name in others if name not in used):
+        got, wanted = getattr(options, name), "left out beside --correlation, which compares rounds of whole clients"
+        raise errors.refuse(name, got, wanted, f"drop --{name.replace('_', '-')}")
     errors.require_count("steps", options.steps)
     errors.require_delta(options.delta)
     errors.require_choice("adjacency", options.adjacency, [known.value for known in Adjacency])
@@ -284,7 +289,8 @@ def _compare_correlations(options: CalibrateOptions) -> int:
         return print_json({"inputs": _inputs(options), "candidates": content})
     page().print(
         f"for epsilon {options.epsilon:g} at delta {options.delta:g}, {neighbours.value}: {options.steps} rounds of "
-        f"{size} out of {clients} clients; error: root mean square in the sum of updates, per clip norm;"
+        f"{size} out of {clients} clients, seen ones by turns and hidden ones by Poisson sampling; error: root mean "
+        "square in the sum of updates, per clip norm;"
         " chosen: the least error, of ties within 0.4% what keeps least"
     )
     cells = {
@@ -315,7 +321,11 @@ def _event(options: ReleaseOptions, noise: float) -> Event:
     errors.require_choice("unit", options.unit, [known.value for known in Unit])
     errors.require_choice("view", options.view, [known.value for known in View])
     sampling, adjacency, unit = _sampling(options), Adjacency(options.adjacency), Unit(options.unit)
-    of_clients = (GaussianSteps(noise, sampling, adjacency, options.steps, unit, group) for group in _groups(options))
+    groups = _groups(options)
+    if len(groups) > 1:  # changes of several clients add up in one sum, and their draws may be independent or one
+        where, remedy = "for a user at several clients", "drop --{flag}: each client is counted by itself"
+        errors.require_left_out(options, ("cohort_size", "colluders", "local_steps", "participation"), where, remedy)
+    of_clients = (GaussianSteps(noise, sampling, adjacency, options.steps, unit, group) for group in groups)
     events = [_steps_in_view(own, options) for own in of_clients]  # of a record and a client there is one
     event = joined(events)
     if options.participation_log is not None:

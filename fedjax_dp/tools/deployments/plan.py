@@ -22,7 +22,7 @@ from fedjax_dp.tools.deployments.mechanism import (
 )
 from fedjax_dp.tools.deployments.rules import Effect, findings_of
 
-FIXED = ("unit", "clip.of", "clip.norm", "noise.law", "noise.on", "noise.by")  # facts that a template prescribes
+FIXED = ("unit", "clip.of", "clip.norm", "noise.law", "noise.on", "noise.by", "weights.denominator", "clients.law")
 FREE = ("noise.std", "noise.calibration")  # facts that a plan computes
 OPERATIONS = {ast.Mult: operator.mul, ast.Div: operator.truediv}
 
@@ -130,7 +130,7 @@ def _std(one: Deployment, joint: float, factor: float) -> float:
 def _require_alike(deployment: Deployment, system: str) -> None:
     """Refuse a deployment that contradicts a system's template."""
     stated = templates.template(system)
-    for name in FIXED:
+    for name in FIXED if deployment.noise.by == "server" else FIXED[:-1]:  # whose draw hides whoever is noised alone
         group, _, fact = name.partition(".")
         wanted = stated.get(group, {}) if fact else stated.get(group)
         wanted = wanted.get(fact) if isinstance(wanted, dict) else wanted

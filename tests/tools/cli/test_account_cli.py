@@ -189,3 +189,63 @@ def test_a_participation_log_counts_the_rounds_of_its_busiest_client(capsys, tmp
         assert cli.main([*LOG, *more]) == 2
         content = capsys.readouterr()
         assert (content.out, words in content.err, content.err.count("\n")) == ("", True, 1), content.err
+
+
+PLAIN_USER = [*Z, "--steps", "2", "--delta", "1e-5", "--adjacency", "replace-one", "--unit", "user"]
+TOGETHER = ["--view", "secure_sum", "--cohort-size", "2", "--local-steps", "1"]
+TURNS = "calibrate --epsilon 2 --steps 64 --records 1024 --batch-size 64 --delta 1e-6 --adjacency add-remove"
+CORRELATED = [*TURNS.split(), "--correlation", "none"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ([*PLAIN_USER, "--records-per-user", "3,3", *TOGETHER], "must be left out for a user at several clients"),
+        (
+            [*PLAIN_USER, "--records-per-user", "1,1", "--rounds", "9", "--participation", "0.1"],
+            "must be left out for a user at several clients",
+        ),
+        (
+            [
+                *Z,
+                "--steps",
+                "2",
+                "--delta",
+                "1e-5",
+                "--adjacency",
+                "add-remove",
+                "--unit",
+                "client",
+                "--view",
+                "deployed",
+            ],
+            "clients' own models have no noise of the sum of updates",
+        ),
+        (
+            [*CORRELATED, "--view", "broadcast"],
+            "view must be left out beside --correlation",
+        ),
+        ([*CORRELATED, "--rounds", "9"], "rounds must be left out beside --correlation"),
+    ],
+)
+def test_what_no_law_covers_together_is_refused_in_one_line(capsys, words, line):
+    assert cli.main(words) == 2
+    content = capsys.readouterr()
+    assert (content.out, line in content.err, content.err.count("\n")) == ("", True, 1), content.err
+
+
+def test_a_client_that_knows_its_own_draw_knows_more_of_a_fixed_number(capsys):
+    """Of two of whom one is drawn, the other knows who: no sampling hides anybody from it."""
+    common = [*Z, "--steps", "10", "--delta", "1e-5", "--adjacency", "replace-one", "--unit", "client"]
+    one_of_two = ["--sampling", "without-replacement", "--batch-size", "1", "--records", "2"]
+    known = json_of(capsys, *common, *one_of_two, "--view", "broadcast")["guarantees"][0]["epsilon"]
+    hidden = json_of(capsys, *common, *one_of_two, "--view", "final_model")["guarantees"][0]["epsilon"]
+    seen = json_of(capsys, *common)["guarantees"][0]["epsilon"]
+    assert hidden < known == pytest.approx(seen, rel=1e-3)
+
+
+def test_a_pass_that_is_not_finished_has_no_lower_bound(capsys):
+    words = [*Z, "--steps", "1", "--sampling", "allocation", "--of", "20", "--chosen", "1", "--delta", "0.01"]
+    content = json_of(capsys, *words, "--adjacency", "add-remove")
+    assert content["lower_bound"]["epsilon"] is None
+    assert content["guarantees"][0]["epsilon"] > 0
