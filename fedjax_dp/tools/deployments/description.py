@@ -435,6 +435,9 @@ class Deployment(Facts):
             remedy = "gaussian noise is covered; or describe what is true without sampling, law full"
             raise errors.refuse("noise.law", "laplace", "gaussian where records are sampled", remedy)
         self._require_shares()
+        if noise.by == "server" and isinstance(noise.std, tuple):
+            remedy = "it is the same for all, whoever takes part"
+            raise errors.refuse("noise.std", f"{len(noise.std)} numbers", "one for noise by the server", remedy)
         for name, value in (("std", noise.std), ("calibration", noise.calibration)):
             if value is not None and self.selection is not None and noise.law == "laplace" and noise.on == "message":
                 raise errors.refuse(f"noise.{name}", "one", "left out with selection", "its noise follows its epsilons")

@@ -93,9 +93,9 @@ def plan(deployment: Deployment, *, epsilon: float, delta: float | None = None, 
             first.factors_for(epsilon, deployment.delta),
         )
     ]
-    std = stds[0] if len(stds) == 1 else tuple(stds)
+    std = max(stds) if noise.by == "server" else stds[0] if len(stds) == 1 else tuple(stds)
     solution = dataclasses.replace(deployment, noise=dataclasses.replace(noise, std=std))
-    if system is not None and len(stds) > 1:
+    if system is not None and isinstance(std, tuple):
         raise errors.refuse("for", system, "left out if clients have different noise", "plan without it")
     facts = {} if system is None else facts_of(solution.kinds[0])
     written = {

@@ -69,6 +69,17 @@ def test_clients_with_numbers_of_their_own_get_noise_of_their_own():
     assert all(1.99 < one <= 2.0 for one in planned.check.mechanism.epsilons)
 
 
+def test_a_server_adds_one_noise_to_the_sum_of_all():
+    """Else the client of the largest bound would be planned, and checked, with noise that nobody adds."""
+    bounds = {"clients": {"law": "all", "of": 3}, "clip__bound": [1.0, 5.0, 10.0], "noise__on": "sum"}
+    bounds["weights"] = {"largest": 1.0, "denominator": "fixed"}
+    planned = plan(replace(CENTRAL, **bounds), epsilon=2.0)
+    assert isinstance(planned.deployment.noise.std, float)
+    assert 1.99 < max(planned.check.mechanism.epsilons) <= 2.0
+    assert min(planned.check.mechanism.epsilons) < 1.0
+    assert "one for noise by the server" in refusal(replace, CENTRAL, **bounds, noise__std=[1.0, 5.0, 10.0])
+
+
 def test_counts_that_cost_more_than_the_budget_leave_no_plan():
     assert "clip.count_noise" in refusal(
         plan, replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=0.01), epsilon=2.0
