@@ -548,7 +548,7 @@ PUBLISHED = {
 # what else the checks have to reject: by the property that it lacks
 BY_PROPERTY = {
     "sampling": (first_records, first_clients),
-    "statements": (undeclared_gradient, repeated_gradient, reading_correction, unnoised_term),
+    "statements": (undeclared_gradient, repeated_gradient, reading_correction),
     "sensitivity": (loose_clip, unclipped_bias, clip_per_batch),
     "noise": (faint_noise,),
     "masks": (unmasked_first, same_masks),

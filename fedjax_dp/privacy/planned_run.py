@@ -176,7 +176,8 @@ class PlannedRun:
     @property
     def draw_seed(self) -> int:
         """The seed of cohorts, batches and noise."""
-        return draw_seed(self.seed, self.chosen_model)
+        begins_anew = not getattr(self.chosen_model, "origins", ())
+        return self.seed if begins_anew else draw_seed(self.seed, self.chosen_model)
 
     @property
     def cohorts(self) -> tuple[np.ndarray, np.ndarray]:

@@ -147,7 +147,7 @@ def test_what_is_released_at_the_end_is_not_released_again_after_more_rounds(tmp
     )
     fdp.run(algorithm, data, rounds=2, delta=1e-3, out=tmp_path / "x")
     line = refusal(fdp.resume, tmp_path / "x", algorithm, data, rounds=4)
-    assert "which would be released twice" in line
+    assert "would release them twice" in line
 
 
 def test_the_command_line_derives_epsilon_again(runs, capsys, tmp_path):
