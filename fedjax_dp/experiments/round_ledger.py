@@ -65,10 +65,10 @@ def require_own(folder: pathlib.Path, ready: "Experiment") -> None:
         return
     rounds = min(phase["rounds"], ready.rounds)
     own = {"rounds": rounds, "epsilon": finite(ready.spending.epsilon(rounds))}
-    stated = {"rounds": phase["rounds"], "epsilon": (phase.get("deployment") or phase)["epsilon"]}
+    recorded = {"rounds": phase["rounds"], "epsilon": (phase.get("deployment") or phase)["epsilon"]}
     for name, value in own.items():
-        if stated[name] != value:
-            got = f"of another run, with {name} {stated[name]}"
+        if recorded[name] != value:
+            got = f"of another run, with {name} {recorded[name]}"
             raise errors.refuse(str(folder / LEDGER), got, f"this run's, with {name} {value}", PUT_BACK)
 
 

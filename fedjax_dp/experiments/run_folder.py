@@ -244,8 +244,10 @@ def _prepare_again(path: pathlib.Path, manifest: Manifest, run: Continuation, sc
 
 
 def _require_alike(before: Experiment, after: Experiment, ended: bool) -> None:
-    """Refuse more rounds if a run of that many would begin with other noise, weights or cohort sizes, and what would
-    be released at the end a second time."""
+    """Refuse more rounds if a run of that many would begin with other noise, weights or cohort sizes.
+
+    ended  whether the run has completed its rounds; then also if its end would be released twice
+    """
     reason, whole = None, after.planned.algorithm
     cohorts, shares = (before.planned.algorithm.cohort, whole.cohort), np.asarray(after.planned.data.shares)
     if not equal(before.planned.algorithm, whole.prefix(before.rounds)):

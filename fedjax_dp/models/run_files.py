@@ -1,7 +1,7 @@
 """The files by which the folder of a run is known as that of one run.
 
 `run.json` names the run. Its ledger, Guarantee and result, every checkpoint and the ledger's copies in it have the same
-name, so that no file of a quieter run speaks for a louder one.
+name, so that no file of a run with more noise speaks for one with less.
 """
 
 import pathlib

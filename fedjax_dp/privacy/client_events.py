@@ -275,6 +275,7 @@ def remembers(algorithm: Algorithm) -> bool:
     """Whether client state may act on later messages; it is assumed for user-defined parts."""
     local = algorithm.local
     parts = (local, *(part for _, part in local.parts))
-    if all(map(of_the_project, parts)) and not own_methods(parts, "init"):
+    own = own_methods(parts, "init")
+    if not own and all(map(of_the_project, parts)):
         return local.state_affects_messages
-    return local.has_client_state or bool(own_methods(parts, "init"))
+    return local.has_client_state or bool(own)

@@ -277,7 +277,7 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
         why = "made of data of this name, which may have been at other clients: then one client here is several there"
         remedy = "keep the records at their clients, and begin with the run or its export"
         return Initialization(reason=f"training begins with {origin.name}, {why}: {remedy}")
-    same = of_records(prior_runs, data) if prior_runs else True
+    same = of_records(prior_runs, data)
     apart = () if same else (f"one {unit.value} of these clients was at most one {unit.value} of the earlier phases",)
     assumed = (FIXED, *apart) if prior_runs else ()
     denied = next((sign for place, sign in signs.items() if place not in counted), None)

@@ -128,17 +128,11 @@ def test_own_models_whose_corrections_send_what_they_computed_pay_for_it():
 
 
 @value
-class Sends(fdp.parts.Correction):
+class Sends(Keeps):
     """The update of a model that should stay with its client."""
-
-    pull = 0.0
-    has_client_state = False
 
     def init(self, run):
         return LocalState(server=jnp.zeros(run.size))
-
-    def gradient(self, gradient, params, step, client, records):
-        return gradient
 
     def finish(self, update, client, total_rate, extra_gradient):
         return update, ()

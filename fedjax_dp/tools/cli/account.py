@@ -267,7 +267,7 @@ def _compare_correlations(options: CalibrateOptions) -> int:
     used = {"epsilon", "correlation", "momentum", "steps", "delta", "adjacency", "records", "batch_size"} | {*OUTPUT}
     others = [one.name for one in dataclasses.fields(options) if getattr(options, one.name) != one.default]
     for name in (name for name in others if name not in used):
-        got, wanted = getattr(options, name), "left out beside --correlation, which compares rounds of whole clients"
+        got, wanted = getattr(options, name), "left out with --correlation, which compares rounds of whole clients"
         raise errors.refuse(name, got, wanted, f"drop --{name.replace('_', '-')}")
     errors.require_count("steps", options.steps)
     errors.require_delta(options.delta)

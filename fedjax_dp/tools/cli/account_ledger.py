@@ -62,7 +62,7 @@ def account_ledger(arguments: list[str]) -> int:
     newest = newest_checkpoint(path if path.is_dir() else path.parent)  # first: a run goes on meanwhile
     ledger = read_ledger(path)
     if newest is not None and int(newest.name) > ledger.rounds:
-        got, remedy = f"of {ledger.rounds} rounds beside a checkpoint of {newest.name}", "put the run's own back"
+        got, remedy = f"of {ledger.rounds} rounds, but a checkpoint is of {newest.name}", "put the run's own back"
         raise errors.refuse("ledger", got, "of all rounds that are done", remedy)
     _check_terms(ledger, options)
     if options.rounds is not None:

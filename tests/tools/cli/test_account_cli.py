@@ -223,9 +223,9 @@ CORRELATED = [*TURNS.split(), "--correlation", "none"]
         ),
         (
             [*CORRELATED, "--view", "broadcast"],
-            "view must be left out beside --correlation",
+            "view must be left out with --correlation",
         ),
-        ([*CORRELATED, "--rounds", "9"], "rounds must be left out beside --correlation"),
+        ([*CORRELATED, "--rounds", "9"], "rounds must be left out with --correlation"),
     ],
 )
 def test_what_no_law_covers_together_is_refused_in_one_line(capsys, words, line):
