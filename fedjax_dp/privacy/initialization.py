@@ -275,7 +275,7 @@ def _of_one(origin: Origin, data: FederatedData, unit: Unit) -> Initialization:
     prior_runs = tuple(PriorRun(phases[place], same_clients(phases[place], facts)) for place in counted)
     if unit is Unit.CLIENT and any(one.divided_anew(data) for one in prior_runs):
         why = "made of data of this name, which may have been at other clients: then one client here is several there"
-        remedy = "keep the records at their clients, and begin with the run or its export"
+        remedy = "keep the records at their clients, and begin with the folder of the run"
         return Initialization(reason=f"training begins with {origin.name}, {why}: {remedy}")
     same = of_records(prior_runs, data)
     apart = () if same else (f"one {unit.value} of these clients was at most one {unit.value} of the earlier phases",)

@@ -92,16 +92,17 @@ def made(tmp_path_factory):
         doors = {"result": result, "opened": run, "folder": folder / name, "checkpoint": checkpoint, "copy": copy}
         found |= {f"{name} {door}": start for door, start in (doors | files).items()}
         found[f"{name} bare"] = bare(run, folder / f"{name}-bare.npz")
-    model = freeze(NETWORK, start=found["private npz"])
+    model = freeze(NETWORK, start=found["private folder"])
     fdp.run(private(), DATA, rounds=2, out=folder / "second", delta=1e-3, model=model)
     return found | {"second": folder / "second"}
 
 
-DOORS = ("result", "opened", "folder", "checkpoint", "copy", "npz", "safetensors")
+DOORS = ("result", "opened", "folder", "checkpoint", "copy")
+EXPORTS = ("npz", "safetensors", "bare")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", usual(DOORS, ("result", "npz")))
+@pytest.mark.parametrize("door", usual(DOORS, ("result", "copy")))
 def test_through_no_door_a_model_of_these_records_is_a_public_start(made, door):
     """Without privacy there is none; with some, epsilon is of both phases. No word to the contrary is heard."""
     both = together(events(1), events(2))
@@ -119,8 +120,23 @@ def test_through_no_door_a_model_of_these_records_is_a_public_start(made, door):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_an_export_has_no_checksum_of_records_and_costs_what_its_worst_client_paid(made, kind):
+    """Whoever has all other records could test the last one by it: no epsilon of the model would hold."""
+    file = made[f"private {kind}"]
+    assert DATA.checksum.encode() in (made["private folder"] / "ledger.jsonl").read_bytes()
+    assert DATA.checksum not in read_start(file).origin.ledger
+    if file.suffix == ".safetensors":
+        assert DATA.checksum.encode() not in file.read_bytes()
+    found = promise(file)
+    np.testing.assert_allclose(found.epsilons, together([worst_of(events(1))] * 10, events(2)), rtol=1e-9)
+    assert np.isinf(promise(made[f"open {kind}"]).epsilon)
+    assert str(promise(file, **PUBLIC)).startswith("of the training alone")
+
+
+@pytest.mark.slow
 def test_noise_is_found_for_what_the_first_phase_leaves(made):
-    model = freeze(NETWORK, start=made["private npz"])
+    model = freeze(NETWORK, start=made["private folder"])
     words = {"rounds": 2, "delta": 1e-3, "model": model}
     first = made["private result"].guarantee.epsilon
     noised = fdp.calibrate(private(), DATA, epsilon=first * 1.05, **words)
@@ -155,7 +171,7 @@ def test_where_epsilon_and_delta_alone_are_known_they_compose(made):
 
 @pytest.mark.slow
 def test_phases_of_another_unit_are_two_guarantees(made):
-    model = freeze(NETWORK, start=made["private npz"])
+    model = freeze(NETWORK, start=made["private folder"])
     central = fdp.dp_fedavg(clip_norm=1.0, noise_multiplier=1.0, **LOCAL)
     with pytest.raises(errors.ConfigurationError, match=r"0\.1277 is for one record .* two guarantees") as caught:
         fdp.guarantee(central, DATA, rounds=2, delta=1e-3, model=model)
@@ -164,9 +180,9 @@ def test_phases_of_another_unit_are_two_guarantees(made):
 
 @pytest.mark.slow
 def test_a_second_phase_keeps_the_ledger_of_the_first_and_has_one_epsilon_of_both(made, capsys):
-    text, before = (made["second"] / "ledger.jsonl").read_text(), read_start(made["private npz"]).origin.ledger
+    text, before = (made["second"] / "ledger.jsonl").read_text(), read_start(made["private folder"]).origin.ledger
     assert text.startswith(before)
-    run = fdp.open_run(made["second"], model=freeze(NETWORK, start=made["private npz"]))
+    run = fdp.open_run(made["second"], model=freeze(NETWORK, start=made["private folder"]))
     assert run.as_start().origin.ledger.startswith(before)
     assert Guarantee.from_full_dict(run.guarantee.to_full_dict()) == run.guarantee
     ledger = read_ledger(made["second"])
@@ -296,7 +312,7 @@ def test_two_private_starts_have_no_epsilon_as_their_noise_may_cancel(tmp_path):
 
 @pytest.mark.slow
 def test_a_start_and_what_began_with_it_are_one_row_of_phases(made):
-    first = freeze(NETWORK, "**kernel", start=made["private npz"])
+    first = freeze(NETWORK, "**kernel", start=made["private folder"])
     again = freeze(first, start=made["second"])
     assert len(again.origins) == 2
     found = fdp.guarantee(private(), DATA, rounds=1, delta=1e-3, model=again)
