@@ -190,7 +190,8 @@ def target_of(seed: int, client: int, step: Release) -> dict[str, Any]:
     return {
         "client": np.int32(client),
         "schedule": None if hidden else jax.random.key_data(role_key(run_key(seed), "cohort")),
-        "leaves": of_client and step.adjacency is not Adjacency.REPLACE_ONE,
+        "leaves": of_client and step.adjacency is Adjacency.ADD_REMOVE,
+        "silent": of_client and step.adjacency is Adjacency.ZERO_OUT,
     }
 
 

@@ -18,7 +18,7 @@ from fedjax_dp.rounds.round import run_round
 from fedjax_dp.rounds.state import RoundReport, ServerState, Transcript, final_model, initial_state, with_final_model
 from fedjax_dp.tools.audits import own_models
 from fedjax_dp.tools.audits.observations import GameObservation
-from fedjax_dp.tools.audits.wrappers import CanaryCohort, CanaryPrivatizer
+from fedjax_dp.tools.audits.wrappers import CanaryCohort, CanaryPrivatizer, CanaryTraining
 
 MODELS = (View.BROADCAST, View.OWNER)  # of every round; a client's personal model follows from what it knows
 
@@ -49,6 +49,7 @@ class Game:
     client      the target, whose messages and model the adversary sees in views uploads and deployed;
     schedule    words of the key of the cohorts, or None, see `CanaryCohort`;
     leaves      whether owners are absent in the world without the canary (add-remove, client privacy);
+    silent      whether they send zeros instead, and are counted as before (zero-out, client privacy);
     view        what the adversary receives;
     execution   how the clients of a run are computed.
     """
@@ -63,6 +64,7 @@ class Game:
     rounds: int = structure()
     view: View = structure()
     leaves: bool = structure(default=False)
+    silent: bool = structure(default=False)
     execution: Execution = structure(default=Execution())
 
     def play(self, key: jax.Array, there: jax.Array) -> jax.Array:
@@ -79,11 +81,13 @@ class Game:
         standing = jnp.where(there, self.canary.present, self.canary.absent)
         data = replace(self.data, rows=jnp.asarray(self.data.rows).at[self.canary.slots].set(standing))
         gone = jnp.zeros(data.num_clients, bool)
-        if self.leaves:
+        if self.leaves or self.silent:
             gone = gone.at[self.canary.owners].set(~there)
-        cohort = CanaryCohort(cohort=self.algorithm.cohort, schedule=self.schedule, gone=gone)
-        local = self.algorithm.local
+        cohort = CanaryCohort(cohort=self.algorithm.cohort, schedule=self.schedule, gone=gone & self.leaves)
+        local: Any = self.algorithm.local
         local = replace(local, privatizer=CanaryPrivatizer(base=local.privatizer))
+        if self.silent:
+            local = CanaryTraining(base=local, gone=gone)
         algorithm = replace(self.algorithm, cohort=cohort, local=local)
         models_of = functools.partial(own_models.models_of, local, self.model, data, key)
 

@@ -84,6 +84,9 @@ def set_up(run: PlannedRun, attack: AttackOptions) -> tuple[PlannedRun, AuditSet
     if one_run is not None:
         errors.require_count("one_run", one_run)
         parameters = max(2, min(one_run, data.largest if by_record else data.num_clients))
+    if one_run is not None and not by_record and attack.client is not None:
+        wanted = "left out where one run has many clients as canaries"
+        raise errors.refuse("client", attack.client, wanted, "the largest of their epsilons is tested")
     if attack.record and not (by_record and one_run is None):
         raise errors.refuse("record", attack.record, "left out where there is no choice of one record")
     store, played, planned = data, run.model, run.seed

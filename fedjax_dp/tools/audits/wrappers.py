@@ -11,7 +11,8 @@ from fedjax_dp.models import Linen, Model, NetworkModel
 from fedjax_dp.parts.answers import Answers
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import Cohort, CohortKeys, Members
-from fedjax_dp.parts.contexts import StepContext
+from fedjax_dp.parts.contexts import ClientContext, LocalResult, StepContext
+from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.parts.record_privacy import Privatizer
 from fedjax_dp.pytrees import Wrapper, value
 
@@ -75,6 +76,21 @@ class CanaryPrivatizer(Wrapper):
     ) -> tuple[jax.Array, StepReport]:
         there = records._replace(mask=records.mask & ~is_withdrawn(records.y))
         return self.base.gradient(key, step, model, params, there)
+
+
+@value
+class CanaryTraining(Wrapper):
+    """A local training in which the clients `gone` `(num_clients,)` send zeros, and are counted as before."""
+
+    base: LocalTraining
+    gone: jax.Array
+
+    def run(self, client: ClientContext) -> LocalResult:
+        result = self.base.run(client)
+        sent = jax.tree.map(
+            lambda a: jnp.where(self.gone[client.client.id], 0.0, a), (result.update, result.auxiliary)
+        )
+        return result._replace(update=sent[0], auxiliary=sent[1])
 
 
 class _Linear(nn.Module):

@@ -110,6 +110,19 @@ def test_a_withdrawn_record_and_an_absent_client_leave_nothing_behind():
 
 
 @pytest.mark.slow
+def test_a_client_that_is_zeroed_out_is_counted_as_before():
+    algorithm = fdp.dp_fedavg(cohort="cyclic", cohort_size=2, batch_size=4, **BATCHES, noise_multiplier=1.0)
+    mean = replace(algorithm, aggregate=parts.ESTIMATORS["mean"])
+    game = setup_of(mean, ragged_data(TEN), 1, adjacency="zero-out", client=0).games[OPPOSITE]
+    quiet = replace(game, algorithm=without_noise(game.algorithm))
+    runner = TrialRunner(quiet, 0, 2)
+    absent, present = (runner.run(quiet, 0, np.full(2, there))[:, 0, 0, :2] for there in (False, True))
+    # the message has norm 1, is one of two, and points against the other: +-C / 2 in the mean alone, and 0 with it
+    np.testing.assert_allclose(np.linalg.norm(absent, axis=-1), 0.5, rtol=1e-4)
+    np.testing.assert_allclose(present, 0.0, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_messages_are_observed_before_they_are_summed():
     data = ragged_data((4, 6, 5))
     algorithm = as_float32_leaves(records(cohort_size=None))
@@ -348,6 +361,8 @@ def test_what_cannot_be_audited_is_refused_in_one_line():
         audited(records(), record=10, canary="blank")
     with pytest.raises(errors.ConfigurationError, match="canaries in one run must be at least 20"):
         audited(records(), one_run=5)
+    with pytest.raises(errors.ConfigurationError, match="client must be left out where one run has many clients"):
+        audited(fdp.dp_fedavg(cohort_size=2, batch_size=4, **BATCHES, noise_multiplier=1.0), one_run=20, client=1)
 
 
 def test_a_likelihood_ratio_beats_a_sum_where_batches_are_sampled():
