@@ -76,6 +76,9 @@ def examine_cohort(cohort: Cohort, place: Place) -> None:
 def _examine_participation(name: str, cohort: Cohort, members: Members, num_clients: int) -> None:
     """Check what must hold in each of some consecutive rounds."""
     times, counted = counts_by_client(members, num_clients)
+    each = np.asarray(members.participation_count)
+    whole = np.all((each >= 0) & (each == np.floor(each)))
+    require_so(whole, f"{name}: times that a message counts", "not whole", "whole: weights belong to the estimator")
     require_at_most(f"{name}: times that a client trains in a round", times.max(initial=0), cohort.max_participations)
     if cohort.at_most_once:
         require_at_most(f"{name}: times that a client counts in a round", counted.max(initial=0.0), 1)

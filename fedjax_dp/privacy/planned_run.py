@@ -366,7 +366,7 @@ def noise_amplification(
     one_step = local.batches.even and local.batches.count(local.steps, data.largest) == 1 and local.is_sgd
     if getattr(privatizer, "literal", False):  # its noise shrinks by another rate, which the ring may swallow
         return ones
-    if not (cohort.fixed and one_step) or local.state_affects_messages:
+    if not (cohort.fixed and cohort.at_most_once and one_step) or local.state_affects_messages:
         return ones
     if view is View.DEPLOYED and local.personal:  # a client's own model carries its own noise alone
         return ones

@@ -169,6 +169,15 @@ def counted_twice(self, keys, round_index, shares):
     return found._replace(participation_count=2 * found.participation_count)
 
 
+def late_at_a_tenth(self, keys, round_index, shares):
+    found = own.Shuffled.sample(self, keys, round_index, shares)
+    return found._replace(participation_count=jnp.where(found.ids == 0, 1.0, 0.1))
+
+
+def rates_at_a_tenth(self, shares):
+    return self.size / shares.shape[0] * jnp.where(jnp.arange(shares.shape[0]) == 0, 1.0, 0.1)
+
+
 def same_every_round(self, keys, round_index, shares):
     return own.answering(jax.random.permutation(jax.random.key(0), shares.shape[0])[: self.size])
 
@@ -423,6 +432,11 @@ LIES = {
         fdp.dp_ftrl(**COMMON, **CLIP), cohort=lying(own.Halves(), min_separation=says(4))
     ),
     "cohort counted twice": replace(CLIENT, cohort=lying(SHUFFLED, sample=counted_twice)),
+    "cohort whose late messages count a tenth": replace(
+        CLIENT,
+        cohort=lying(SHUFFLED, sample=late_at_a_tenth, rates=rates_at_a_tenth, inclusion_probability=says((0.5, 1))),
+        aggregate=parts.ESTIMATORS["mean"],
+    ),
     "cohort hidden as a smaller sample": replace(
         CLIENT, cohort=lying(COINS, amplification=says((Poisson(0.1), Adjacency.ADD_REMOVE)))
     ),

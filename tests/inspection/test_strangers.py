@@ -95,6 +95,15 @@ def test_weights_have_the_reach_that_they_have():
     )
 
 
+def test_no_noise_of_others_hides_who_may_count_more_than_once():
+    one_step = fdp.cpfed(**{**COMMON, "local_steps": 1, "cohort_size": 6}, **CLIP)
+    views = [fdp.accounting.View.UPLOADS, fdp.accounting.View.SECURE_SUM]
+    for once in (True, False):
+        cohort = replace(one_step, cohort=own.lying(own.Shuffled(size=6), at_most_once=once))
+        own_alone, with_others = (epsilon(cohort, view=view.value) for view in views)
+        assert (with_others < own_alone) == once
+
+
 def fifty(members, shares, rates):
     return 50.0 * members.participation_count
 

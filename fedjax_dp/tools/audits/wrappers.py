@@ -87,9 +87,7 @@ class CanaryTraining(Wrapper):
 
     def run(self, client: ClientContext) -> LocalResult:
         result = self.base.run(client)
-        sent = jax.tree.map(
-            lambda a: jnp.where(self.gone[client.client.id], 0.0, a), (result.update, result.auxiliary)
-        )
+        sent = jax.tree.map(lambda a: jnp.where(self.gone[client.client.id], 0.0, a), (result.update, result.auxiliary))
         return result._replace(update=sent[0], auxiliary=sent[1])
 
 
