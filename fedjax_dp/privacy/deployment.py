@@ -123,7 +123,23 @@ def standing_for(algorithm: Algorithm, data: FederatedData, terms: PrivacyTerms)
     if deployed.size != size:
         wanted = f"{deployed.size}, as {type(deployed.cohort).__name__} takes so many of {population}"
         raise errors.refuse("deployment_cohort", size, wanted, "or take another --cohort, such as poisson")
+    _check_law(deployed)
     return replace(algorithm, upload=replace(algorithm.upload, noise_ratio=simulated.size / size))
+
+
+def _check_law(deployed: ClientPopulation) -> None:
+    """Refuse a law by which a client is drawn more rarely than cohorts of that size need."""
+    cohort, num_clients = deployed
+    hidden, _ = cohort.amplification(num_clients, 0)
+    rounds = cohort.rounds_per_pass(num_clients) / hidden.steps_per_epoch  # of one sampled sum
+    sampled = isinstance(hidden, FullBatch) or hidden.rate * num_clients >= deployed.size * rounds * (1 - 1e-6)
+    apart = cohort.min_separation(num_clients)
+    if not sampled or apart * deployed.size > num_clients:
+        law = f"{hidden}, each client once in {apart} rounds" if apart > 1 else f"{hidden}"
+        wanted = f"in accord with cohorts of {deployed.size} of {num_clients}"
+        raise errors.refuse(
+            "the law of the deployment", law, wanted, f"state it by with_size of {type(cohort).__name__}"
+        )
 
 
 def clients_of(algorithm: Algorithm, terms: PrivacyTerms) -> ClientPopulation:

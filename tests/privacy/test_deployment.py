@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import ragged_data, refusal, usual
+from own_parts import lying
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, parts
-from fedjax_dp.accounting import Guarantee
+from fedjax_dp.accounting import Adjacency, Guarantee, Poisson
 from fedjax_dp.experiments import phases
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
@@ -260,3 +261,21 @@ def test_an_audit_attacks_what_the_run_itself_releases(data):
 def test_a_cohort_that_states_no_law_of_another_size_stands_for_no_deployment():
     with pytest.raises(errors.ConfigurationError, match="states no with_size"):
         parts.MultinomialCohort(draws=5, equal=True).with_size(100)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        (
+            {"amplification": lambda self, n, known: (Poisson(0.1), Adjacency.ADD_REMOVE)},
+            "Poisson sampling at rate 0.1",
+        ),
+        ({"min_separation": lambda self, n: 20}, "each client once in 20 rounds"),
+    ],
+)
+def test_a_deployed_cohort_is_as_large_as_its_law_makes_it(data, members, words):
+    cohort = lying(parts.PoissonCohort(size=4), **members)
+    mine = replace(dp_fedavg(noise_multiplier=1.0), cohort=cohort)
+    line = refusal(lambda: promise(mine, data, deployment_cohort=600, deployment_population=1_000))
+    assert words in line
+    assert "with_size of LyingPoissonCohort" in line
