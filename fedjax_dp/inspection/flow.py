@@ -30,7 +30,7 @@ from fedjax_dp.parts.clusters import ClusterChoice
 from fedjax_dp.parts.cohorts import Members
 from fedjax_dp.parts.contexts import ClientContext, InitContext, LocalState, Received, StepContext
 from fedjax_dp.parts.corrections import Correction, finish_correction, init_correction
-from fedjax_dp.pytrees import Wrapper, ravel, replace, structure, value
+from fedjax_dp.pytrees import Wrapper, ravel, replace, structure, tensor_sizes, value
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.clients import draw_cohort
 from fedjax_dp.rounds.round import run_round
@@ -314,6 +314,12 @@ def _require_counted(
             "compute it in the round, as one of extra_gradients: elsewhere it is not counted",
         )
     gradients = list(_private_gradients(jax.make_jaxpr(client_round)(records, state).jaxpr, marks))
+    tried = sum(tensor_sizes(state.params))
+    mine = [(slot, type(part).__name__) for slot, part in facts.parts_of(algorithm) if not facts.of_the_project(part)]
+    for slot, name in mine:
+        if slot in ("privatizer", "bound") and any(max(one.shape, default=0) > tried for one in gradients):
+            wanted = "the project's own where one gradient is of two models, as yours is tried on one"
+            raise errors.refuse(slot, name, wanted, "use RecordGaussian with ClipRecords, or ditto")
     allowed = stated_gradients(algorithm.local, data.largest)
     for stream in sorted({one.stream for one in gradients}):
         own = [one for one in gradients if one.stream == stream]
@@ -338,10 +344,13 @@ def _require_counted(
             )
 
 
-def stated_gradients(local: Any, records: int) -> dict[int, int]:
-    """The number of private gradients in the round of a client with `records` records, by stream of draws."""
+def stated_gradients(local: Any, records: int, after: bool = False) -> dict[int, int]:
+    """The number of private gradients in the round of a client with `records` records, by stream of draws.
+
+    after  with those after the last round.
+    """
     allowed = {0: local.batches.count(local.steps, records) + local.extra_gradients}
     for one in local.additional_releases:
-        if one.stream and one.noised and not one.final:
+        if one.stream and one.noised and (after or not one.final):
             allowed[one.stream] = allowed.get(one.stream, 0) + local.batches.count(one.steps, records)
     return allowed

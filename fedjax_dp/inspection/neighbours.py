@@ -18,7 +18,7 @@ from fedjax_dp.rounds.simulation import run_key
 
 ROUNDING = 1e-4  # relative: float32 sums over a batch
 SCALES = np.array([1.0, 10.0, 1e3, 1e6, 1e19, 1e30, 0.0, 1e-3, 1e15, np.inf, np.nan])  # of features
-ROWS, DIVISOR = 6, 3  # rows of a batch of random size; other batches have DIVISOR rows
+ROWS, DIVISOR = 6, 3  # rows of a batch; batches of one size have DIVISOR records in them
 BATCHES = 16 * SCALES.size
 SPREADS = [0.0, 0.3, 3.0, 30.0, 1e3]  # standard deviations of what is added to the parameters of round 0
 
@@ -78,9 +78,9 @@ class NeighbouringBatches(NamedTuple):
 def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> NeighbouringBatches:
     """Batches with a worst-case first record; the others are of all kinds, all equal, or zero.
 
-    If batches vary in size, some rows are missing, or all but the first.
+    Batches have more rows than records: if they vary in size, some rows are missing, or all but the first.
     """
-    rng, rows = numpy_stream("neighbouring batches"), ROWS if varies else DIVISOR
+    rng, rows = numpy_stream("neighbouring batches"), ROWS
     kind = np.arange(BATCHES) // SCALES.size
     indices, others = rng.integers(0, len(data.x), (2, BATCHES, rows))
     indices[kind % 5 == 1] = indices[kind % 5 == 1, :1]  # all with one target
@@ -95,8 +95,9 @@ def neighbouring_batches(data: FederatedData, model: Model, varies: bool) -> Nei
     exchanged = x.copy()
     exchanged[:, 0] = other
     y, moved = (jax.tree.map(lambda a: np.asarray(a)[at], data.y) for at in (indices, others))  # noqa: B023
-    mask = rng.random((BATCHES, rows)) < (0.6 if varies else 2.0)
+    mask = np.arange(rows) < DIVISOR + np.zeros((BATCHES, 1))
     if varies:
+        mask = rng.random((BATCHES, rows)) < 0.6
         mask[kind % 5 == 2] = False
     mask[:, 0] = True
     gone = mask.copy()

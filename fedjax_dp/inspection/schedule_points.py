@@ -9,6 +9,7 @@ import numpy as np
 import scipy
 
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.inspection.flow import stated_gradients
 from fedjax_dp.inspection.noise_law import examine_sizes, require_uncorrelated
 from fedjax_dp.inspection.noise_scale import Names
 from fedjax_dp.inspection.trials import compile_trials, keys_of
@@ -39,13 +40,21 @@ def arrays(at: StepContext) -> tuple[Any, ...]:
     return tuple(at)[:-1]
 
 
-def points_of_steps(algorithm: Algorithm, data: FederatedData, client: Any, t: Any, steps: Any) -> StepContext:
-    """The points of some steps of a client's round `(steps,)`."""
+def points_of_steps(
+    algorithm: Algorithm, data: FederatedData, client: Any, t: Any, steps: Any, stream: int = 0
+) -> StepContext:
+    """The points of some gradients of a stream in a client's round `(steps,)`."""
     rates = algorithm.local.rates(t, data.largest)
     at = jnp.asarray(steps, jnp.uint32)
     ones = jnp.ones(at.shape, jnp.int32)
-    last = at == rates.shape[0] - 1
-    return StepContext(client * ones, t * ones, at, rates[at], jnp.broadcast_to(rates.sum(), at.shape), last)
+    steps_taken = gradients_of(algorithm, data)[stream] if stream else rates.shape[0]  # extra gradients follow them
+    rate, total_rate = rates[jnp.minimum(at, rates.shape[0] - 1)], jnp.broadcast_to(rates.sum(), at.shape)
+    return StepContext(client * ones, t * ones, at, rate, total_rate, at == steps_taken - 1)
+
+
+def gradients_of(algorithm: Algorithm, data: FederatedData) -> dict[int, int]:
+    """The number of noised gradients of the largest client in a round, by stream, with those after the last round."""
+    return stated_gradients(algorithm.local, data.largest, after=True)
 
 
 def divisors(algorithm: Algorithm, data: FederatedData) -> np.ndarray:
@@ -55,12 +64,14 @@ def divisors(algorithm: Algorithm, data: FederatedData) -> np.ndarray:
     return np.array([[of.max() for of in each], [of.min() for of in each]])[:, at]
 
 
-def points_of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names) -> StepContext:
+def points_of_clients(
+    algorithm: Algorithm, data: FederatedData, rounds: int, depends: Names, stream: int = 0
+) -> StepContext:
     """Points `(sequences, steps)`: all steps, and if they matter every round, every client, and pairs of them.
 
     If clients matter only through the divisor of their batches, one client for each divisor is enough.
     """
-    tau = algorithm.local.batches.count(algorithm.local.steps, data.largest)
+    tau = gradients_of(algorithm, data)[stream]
     sequences, times, ids = 1, 1, np.arange(data.num_clients)
     if "client" not in depends and "divisor" in depends:
         ids = np.unique(divisors(algorithm, data), axis=1, return_index=True)[1]
@@ -79,7 +90,7 @@ def points_of_clients(algorithm: Algorithm, data: FederatedData, rounds: int, de
         [ids[(at + rng.integers(ids.size)) % ids.size], *(rng.choice(ids, sequences) for _ in range(times - 1))]
     )
     steps = jnp.arange(tau)
-    points = compile_trials(lambda client, t: points_of_steps(algorithm, data, client, t, steps))
+    points = compile_trials(lambda client, t: points_of_steps(algorithm, data, client, t, steps, stream))
     return points(jnp.asarray(client, jnp.int32), jnp.asarray(t, jnp.int32))
 
 
@@ -89,12 +100,12 @@ def points_of_server(rounds: int) -> StepContext:
     return StepContext(0 * t, t, t.astype(jnp.uint32), one, one, one > 0)
 
 
-def draws_of(source: NoiseSource) -> Callable[[jax.Array, StepContext, int], jax.Array]:
+def draws_of(source: NoiseSource, stream: int = 0) -> Callable[[jax.Array, StepContext, int], jax.Array]:
     """A function of (key, points of steps, size) that draws the noise of these steps in turn `(steps, size)`."""
 
     def draw(key: jax.Array, at: StepContext, size: int) -> jax.Array:
         def one(state: Any, point: tuple[Any, ...]) -> tuple[Any, jax.Array]:
-            noise, state = source.draw(key, StepContext(*point), size, state)
+            noise, state = source.draw(key, StepContext(*point, stream), size, state)
             return state, noise
 
         state = source.init(size)

@@ -10,7 +10,13 @@ import numpy as np
 from fedjax_dp.accounting import Adjacency, Event, FullBatch, GaussianSteps, Release, Sampling
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection import schedule_points
-from fedjax_dp.inspection.neighbours import BATCHES, DIVISOR, neighbouring_batches, require_bounded
+from fedjax_dp.inspection.neighbours import (
+    BATCHES,
+    DIVISOR,
+    NeighbouringBatches,
+    neighbouring_batches,
+    require_bounded,
+)
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_scale import Names, require_public, scale_names
 from fedjax_dp.inspection.schedule_points import whiten
@@ -27,17 +33,29 @@ from fedjax_dp.parts.local_training import extreme_rates
 from fedjax_dp.parts.noise import NoiseSource, WhiteNoise, correlated_source
 from fedjax_dp.parts.record_privacy import Privatizer, clips
 from fedjax_dp.prng import role_key
-from fedjax_dp.pytrees import ravel
+from fedjax_dp.pytrees import field_of, ravel
 from fedjax_dp.rounds.algorithm import Algorithm
 from fedjax_dp.rounds.simulation import run_key
 
+CLIP_NORMS = 12  # of a run whose clip norm changes, the most that bounds are tried at
 AGAIN = 24  # times as many draws of noise that seems too small
+TRIED_EVERYWHERE = 8  # neighbours that are tried at every point on which a gradient depends
+
+
+def _streams(place: Place) -> list[int]:
+    """The streams of draws whose noise is examined."""
+    return [0] if place.by_client else sorted(schedule_points.gradients_of(place.algorithm, place.data))
 
 
 def examine_source(source: NoiseSource, place: Place) -> None:
     """Check the law of noise at 12 steps of random clients and rounds, or everywhere if its size depends on them."""
+    for stream in _streams(place):
+        _examine_source(source, place, stream)
+
+
+def _examine_source(source: NoiseSource, place: Place, stream: int) -> None:
     size, steps, trials = 48, 12, 200
-    draws = schedule_points.draws_of(source)
+    draws = schedule_points.draws_of(source, stream)
 
     def of(key: jax.Array) -> jax.Array:
         client, t = (jax.random.randint(role_key(key, name), (), 0, 1000) for name in ("client", "round"))
@@ -52,7 +70,7 @@ def examine_source(source: NoiseSource, place: Place) -> None:
         require(not more, "coefficients of fresh noise", f"{1 + more}", "1, or `fresh` False")
     examine_noise(whiten(noise, source), [f"step {t}" for t in range(steps)])
     (trace,) = scale_names(
-        lambda key, **at: source.draw(key, StepContext(**at), size, source.init(size))[0],
+        lambda key, **at: source.draw(key, StepContext(**at, stream=stream), size, source.init(size))[0],
         run_key(0),
         schedule_points.example_point(),
     )
@@ -68,7 +86,8 @@ def examine_source(source: NoiseSource, place: Place) -> None:
     if place.by_client:
         every = schedule_points.points_of_server(place.rounds)
     else:
-        every = schedule_points.points_of_clients(place.algorithm, place.data, place.rounds, depends | trace.bits)
+        names = depends | trace.bits
+        every = schedule_points.points_of_clients(place.algorithm, place.data, place.rounds, names, stream)
     schedule_points.examine(draws, every, source, size_of(place.model), depends, trace.bits)
 
 
@@ -82,24 +101,33 @@ def _varies(algorithm: Algorithm) -> bool:
 
 def examine_bound(bound: Bound, place: Place) -> None:
     """Check that neighbouring batches move the mean by at most its unit, which is public."""
-    algorithm, data, model = place[:3]
+    algorithm, data, model, rounds = place[:4]
     privatizer = algorithm.local.privatizer
     if not clips(privatizer):
         return  # the privatizer is examined with it
-    clip = float(np.float32(privatizer.clip_norm))
     batches = neighbouring_batches(data, model, _varies(algorithm))
 
-    def of(key: jax.Array, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array) -> tuple[Any, Any]:
+    def of(key: jax.Array, clip: Any, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array) -> tuple[Any, Any]:
         bounded = bound.apply(model, batches.unravel(params), _records(x, y, mask, key), clip)
         return bounded.mean, jnp.broadcast_to(bounded.noise_unit, bounded.mean.shape)
 
+    clip = np.float32(privatizer.clip_norm)
     traced = {"params": batches.params[0], "records": tuple(jax.tree.map(lambda a: a[0], batches.own))}
-    _, unit = scale_names(lambda key, params, records: of(key, params, *records), run_key(0), traced)
+    _, unit = scale_names(lambda key, params, records: of(key, clip, params, *records), run_key(0), traced)
     public = not (unit.values or unit.noise)
     require_so(public, "the unit of the noise", "one of its records or of the model", "one of public numbers")
-    run, keys = compile_trials(of), keys_of(BATCHES, "bound")
+    run, changes = compile_trials(of, (0, None, 0, 0, 0, 0)), field_of(privatizer, "clip_by_round")
+    factors = np.unique(np.ones(1) if changes is None else changes.factors(rounds))
+    for factor in factors[np.unique(np.linspace(0, factors.size - 1, CLIP_NORMS).astype(int))].tolist():
+        _examine_reach(bound, batches, run, clip * np.float32(factor), _varies(algorithm))
+
+
+def _examine_reach(
+    bound: Bound, batches: NeighbouringBatches, run: Callable[..., Any], clip: np.float32, varies: bool
+) -> None:
+    keys = keys_of(BATCHES, "bound")
     (one, unit), (other, theirs), (less, last) = (
-        jax.tree.map(np.asarray, run(keys, batches.params, *batch)) for batch in batches[:3]
+        jax.tree.map(np.asarray, run(keys, clip, batches.params, *batch)) for batch in batches[:3]
     )
     alike = np.array_equal(unit, theirs) and np.array_equal(unit, last) and np.ptp(unit, axis=0).max() == 0
     require_so(alike, "the unit of the noise is the same for all batches", "not", "so")
@@ -109,21 +137,26 @@ def examine_bound(bound: Bound, place: Place) -> None:
     require_bounded("an exchanged record moves the mean, in units", one / unit, other / unit, 2.0)
     if bound.per_record:
         require_bounded("a record less moves the mean, in units", one / unit, less / unit, 1.0)
-    if not bound.assumption and not _varies(algorithm):
+    if not bound.assumption and not varies:
         longest = float(np.linalg.norm(one, axis=-1).max())
         require_at_most("the length of the mean", longest, clip * (1 + SLACK))
 
 
 def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
     """Check that its event covers all steps, and that its noise over the neighbours' difference is as stated."""
-    algorithm, data, model, rounds = place[:4]
-    local, sizes = algorithm.local, np.asarray(data.sizes)
     if privatizer.on_upload:
         raise AssertionError("noise on the upload is supported by OutputGaussian alone, with any bound and source")
+    for stream in _streams(place):
+        _examine_privatizer(privatizer, place, stream)
+
+
+def _examine_privatizer(privatizer: Privatizer, place: Place, stream: int) -> None:
+    algorithm, data, model, rounds = place[:4]
+    sizes = np.asarray(data.sizes)
     events = [_event(privatizer, algorithm, data, i) for i in range(data.num_clients)]
     multipliers = np.array([min((step.noise_multiplier for step in steps), default=np.inf) for steps in events])
     kind = _noise_kind(events)
-    tau = local.batches.count(local.steps, data.largest)
+    tau = schedule_points.gradients_of(algorithm, data)[stream]
     some = sorted(
         {int(np.argmin(sizes)), int(np.argmax(sizes)), int(np.argmin(multipliers)), int(np.argmax(multipliers))}
     )
@@ -135,25 +168,24 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
         key: jax.Array, point: Any, divisor: Any, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array
     ) -> jax.Array:
         records = _records(x, y, mask, run_key(1))._replace(divisor=divisor)
-        return privatizer.gradient(key, StepContext(*point), model, batches.unravel(params), records)[0]
+        return privatizer.gradient(key, StepContext(*point, stream), model, batches.unravel(params), records)[0]
 
     usual, divisor = tuple(a[0] for a in batches.own), jnp.int32(DIVISOR)
-    depends, bits = _scale_of_noise(of, (batches.params[0], *usual))
+    depends, bits, moved_by = _scale_of_noise(of, (batches.params[0], *usual))
     draw = compile_trials(jax.vmap(of, (None, 0, *[None] * 5)), (0, None, *[None] * 5))
     run = compile_trials(of, (0, None, None, 0, 0, 0, 0))
-    own_keys, least, loud = keys_of(BATCHES, "privatizer"), np.inf, (batches.params[0], *usual)
+    own_keys, loud = keys_of(BATCHES, "privatizer"), (batches.params[0], *usual)
+    pair = batches.own, batches.without_one if varies else batches.with_other
+    least, least_moves = np.inf, np.full(BATCHES, np.inf)
     for client in some:
         for t in sorted({0, rounds - 1}):
-            at = schedule_points.arrays(schedule_points.points_of_steps(algorithm, data, client, t, steps))
+            at = schedule_points.arrays(schedule_points.points_of_steps(algorithm, data, client, t, steps, stream))
             keys = keys_of(2 * many, f"noise {client} {t}")
             noise = _noise_of_pairs(draw(keys, at, divisor, *loud))  # (draws, steps, size)
             std = np.sqrt(np.mean(noise**2, 0))
             require_so(np.all(std > 0), "every coordinate of every step is noised", "not", "so")
             last, at_last = tuple(a[-1] for a in at), tuple(a[-1:] for a in at)
-            own, other = (
-                np.asarray(run(own_keys, last, divisor, batches.params, *batch), float)
-                for batch in (batches.own, batches.without_one if varies else batches.with_other)
-            )
+            own, other = (np.asarray(run(own_keys, last, divisor, batches.params, *batch), float) for batch in pair)
             finite = np.isfinite(own).all() and np.isfinite(other).all()
             require_so(finite, "a noised gradient", "not finite", "finite: a run that stops reveals a record")
             difference, share = (own - other) * kind.deviation, multipliers[client] / (1.0 if varies else 2.0)
@@ -175,7 +207,27 @@ def examine_privatizer(privatizer: Privatizer, place: Place) -> None:
                 "alike",
             )
             least = min(least, float(spread.min()) / multipliers[client])
-    _examine_everywhere(of, privatizer, place, loud, least * multipliers, depends, bits, kind)
+            least_moves = np.minimum(least_moves, np.linalg.norm(own - other, ord=kind.norm, axis=-1))
+    if moved_by:
+        every = schedule_points.points_of_clients(algorithm, data, rounds, moved_by, stream)
+        far = np.flatnonzero(least_moves >= 0.9 * least_moves.max())
+        far = far[np.linspace(0, far.size - 1, TRIED_EVERYWHERE).astype(int)]  # neighbours that move it the furthest
+
+        def move(point: Any) -> jax.Array:
+            one, other = (
+                jax.vmap(of, (None, None, None, 0, 0, 0, 0))(
+                    run_key(2), point, divisor, batches.params[far], *jax.tree.map(lambda a: a[far], batch)
+                )
+                for batch in pair
+            )
+            return jnp.max(jnp.linalg.norm(one - other, ord=kind.norm, axis=-1))
+
+        first = max(rounds, data.num_clients)  # in which each round and client occurs
+        flat = tuple(a[:first].reshape(-1) for a in schedule_points.arrays(every))
+        over = float(np.max(jax.jit(lambda points: jax.lax.map(move, points, batch_size=64))(flat))) / least_moves.max()
+        law, of_names = "neighbours' distance over that where its noise was measured", ", ".join(sorted(moved_by))
+        require(over <= 1 + NOISE_SLACK, law, f"{over:.4g} at some {of_names}", "at most 1 everywhere")
+    _examine_everywhere(of, privatizer, place, loud, least * multipliers, depends, bits, kind, stream)
 
 
 def _largest_move(moved: np.ndarray, norm: int) -> float:
@@ -187,8 +239,11 @@ def _noise_of_pairs(draws: jax.Array) -> np.ndarray:
     return (np.asarray(draws[::2], float) - np.asarray(draws[1::2], float)) / np.sqrt(2)
 
 
-def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names]:
-    """Names of what the noise's size and bits depend on; refuses the parameters and the records."""
+def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tuple[Names, Names, Names]:
+    """Names of what the noise's size and bits depend on, and fields of the point on which the value depends.
+
+    It refuses noise of a size that depends on the parameters or the records.
+    """
 
     def release(key: jax.Array, divisor: Any, params: Any, records: Any, **where: Any) -> jax.Array:
         return of(key, schedule_points.arrays(StepContext(**where)), divisor, params, *records)
@@ -203,7 +258,7 @@ def _scale_of_noise(of: Callable[..., jax.Array], usual: tuple[Any, ...]) -> tup
     (trace,) = scale_names(release, run_key(0), inputs)
     require_so(trace.noise, "the gradient", "no noise of its key", "noise", "the trace is exact")
     require_public(trace.scale | trace.bits, {"params": "the parameters", "records": "the records of its batch"})
-    return trace.scale, trace.bits
+    return trace.scale, trace.bits, trace.values & schedule_points.example_point().keys()
 
 
 def _examine_everywhere(
@@ -215,6 +270,7 @@ def _examine_everywhere(
     depends: Names,
     bits: Names,
     kind: Release,
+    stream: int,
 ) -> None:
     """Check that noise is as stated wherever its size may change, with each client's divisor, and never repeats.
 
@@ -233,7 +289,7 @@ def _examine_everywhere(
 
             return jax.vmap(one)(*schedule_points.arrays(at))
 
-        every = schedule_points.points_of_clients(place.algorithm, place.data, place.rounds, depends | bits)
+        every = schedule_points.points_of_clients(place.algorithm, place.data, place.rounds, depends | bits, stream)
         as_normal = None if kind.is_normal else kind.as_normal
         schedule_points.examine(draw, every, WhiteNoise(), usual[0].size, depends, bits, wanted * share, as_normal)
 

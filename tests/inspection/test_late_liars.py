@@ -21,6 +21,7 @@ from own_parts import (
     lying_server_noise,
     lying_upload,
     steps,
+    with_privatizer,
 )
 from test_stranger_families import moved
 
@@ -32,6 +33,7 @@ from fedjax_dp.pytrees import replace
 from fedjax_dp.rounds.simulation import run_key
 
 LONG = 1_500  # rounds
+DITTO = fdp.ditto(**COMMON, **CLIP)
 
 normal, fold = jax.random.normal, jax.random.fold_in
 
@@ -136,6 +138,24 @@ def quiet_where(quiet):
         return found.mean + std * z, found.report
 
     return gradient
+
+
+def wide_where(wide):
+    """A privatizer that clips at 100 times its clip norm where `wide(step)`, with the noise of that clip norm."""
+
+    def gradient(self, key, step, model, params, records):
+        clip = self.clip_norm * jnp.where(wide(step), 100.0, 1.0)
+        found = own.Normalise().apply(model, params, records, clip)
+        z = normal(fold(key, step.number), found.mean.shape)
+        return found.mean + self.noise_multiplier * self.clip_norm / records.divisor * z, found.report
+
+    return gradient
+
+
+def noise_of_the_rows(self, key, step, model, params, records):
+    found = own.Normalise().apply(model, params, records, self.clip_norm)
+    std = self.noise_multiplier * self.clip_norm / len(records.x)
+    return found.mean + std * normal(fold(key, step.number), found.mean.shape), found.report
 
 
 def std_of(params):
@@ -381,6 +401,24 @@ LIARS = {
         name: (algorithm, 20, few)
         for name, algorithm in {
             "noise silent in the last step": lying_noise(silent_where(lambda p: p.is_last)),
+            "privatizer quiet in another stream": steps(
+                DITTO, privatizer=lying(own.Noises(**CLIP), gradient=quiet_where(lambda step, *_: step.stream == 1))
+            ),
+            "noise silent in another stream": lying_noise(silent_where(lambda p: p.stream == 1), DITTO),
+            "privatizer wide but in the last step": quiet_privatizer(wide_where(lambda p: ~p.is_last)),
+            "privatizer wide between the first and last round": quiet_privatizer(
+                wide_where(lambda p: (p.round > 0) & (p.round < 19))
+            ),
+            "privatizer wide for client 3": quiet_privatizer(wide_where(lambda p: p.client == 3)),
+            "privatizer with noise over its rows": quiet_privatizer(noise_of_the_rows),
+            "bound that ignores the clip norm of a round": with_privatizer(
+                lying_bound(
+                    lambda self, *told: own.Normalise.apply(self, *told[:3], CLIP["clip_norm"])._replace(
+                        noise_unit=told[3] / told[2].divisor
+                    )
+                ),
+                clip_by_round=parts.ByRound.of("linear", end=0.1, rounds=20),
+            ),
             "privatizer quiet for large parameters": quiet_privatizer(quiet_where(lambda p, w, r: std_of(w) > 20)),
             "privatizer quiet in empty batches": quiet_privatizer(
                 quiet_where(lambda p, w, r: ~r.mask.any()), batches=parts.PoissonBatches(size=2)
@@ -523,6 +561,10 @@ FAMILIES = (
     "noise of two_that_become_one",
     "server noise of two_that_become_one",
     "privatizer quiet for large parameters",
+    "privatizer quiet in another stream",
+    "privatizer wide between the first and last round",
+    "privatizer with noise over its rows",
+    "bound that ignores the clip norm of a round",
     "upload silent in round 57",
     "cohort with client 0 from round 1,000 on",
     "transport louder for ids from 1,000 on",

@@ -721,6 +721,8 @@ LIES |= {
     "transport of one bit": replace(
         CLIENT, transport=lying(own.Open(), message=lambda self, *told: (jnp.sign(told[-1]), jnp.bool_(False)))
     ),
+    "bound with a unit of its rows": lying_bound(unit_of_rows),
+    "bound of a gradient of two models": with_privatizer(fdp.ditto_joint(**COMMON, **CLIP), bound=own.Normalise()),
     "bound with a unit of its rows, Poisson": lying_bound(unit_of_rows, POISSON),
     "bound with a unit of those present, Poisson": lying_bound(unit_of_present, POISSON),
     "bound that is not finite": lying_bound(naive),
