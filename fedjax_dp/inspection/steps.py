@@ -1,5 +1,6 @@
 """Checks that the parts of a local step bound records and add noise as stated."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -335,25 +336,45 @@ def examine_correction(correction: Correction, place: Place) -> None:
     if not algorithm.local.privatizer.on_upload:
         return
     start, unravel = ravel(model.init(run_key(0)))
-    rate = extreme_rates(algorithm.local, data.largest, rounds)[1]
+    rate = jnp.float32(extreme_rates(algorithm.local, data.largest, rounds)[1])
     rng = numpy_stream("models of corrections")
     scale = np.resize([1e-2, 1.0, 1e2], BATCHES)[:, None]
-    points = (scale * rng.normal(size=(4, BATCHES, start.size))).astype(np.float32)
+    pairs = (scale * rng.normal(size=(4, BATCHES, start.size))).astype(np.float32)
     one = jnp.zeros((1, *data.record_shape), jnp.int32 if data.tokens else jnp.float32)
-    records = Records(one, jnp.zeros(1, jnp.int32), jnp.ones(1, bool), jnp.int32(1))
+    records, held = (
+        Records(one, jnp.zeros(1, jnp.int32), jnp.ones(1, bool), jnp.int32(1)),
+        jax.tree.map(jnp.asarray, data),
+    )
 
-    def after(params: jax.Array, gradient: jax.Array) -> jax.Array:
-        held, zero = jax.tree.map(jnp.asarray, data), jnp.int32(0)
-        client = ClientContext(run_key(0), zero, held.client(zero), held, model, unravel, Received(start))
-        step = StepContext(zero, zero, jnp.uint32(0), jnp.float32(rate), jnp.float32(rate), jnp.bool_(True))
-        return params - rate * correction.gradient(gradient, params, step, client, records)
+    def corrected(step: StepContext, params: jax.Array, gradient: jax.Array) -> jax.Array:
+        own = held.client(step.client)
+        client = ClientContext(run_key(0), step.round, own, held, model, unravel, Received(start))
+        return correction.gradient(gradient, params, step, client, records)
 
-    run = compile_trials(after)
-    v, w, g, h = points
-    near, far = np.asarray(run(v, g), float), np.asarray(run(w, h), float)
-    allowed = np.linalg.norm(v - w, axis=-1) + rate * np.linalg.norm(g - h, axis=-1)
-    law = "a step brings two models apart, over their distance and that of their gradients"
-    require_bounded(law, near, far, allowed)
-    noised = np.asarray(run(v, g + h), float) - near
-    error = np.abs(noised + rate * h).max() / np.abs(rate * h).max()
+    def reach(point: tuple[Any, ...], pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        step, (v, w, g, h) = StepContext(*point), pairs
+
+        def after(params: jax.Array, gradient: jax.Array) -> jax.Array:
+            return params - step.rate * jax.vmap(functools.partial(corrected, step))(params, gradient)
+
+        def length(a: jax.Array) -> jax.Array:
+            return jnp.linalg.norm(a, axis=-1)
+
+        near = after(v, g)
+        apart = length(near - after(w, h)) / (length(v - w) + step.rate * length(g - h))
+        error = jnp.max(jnp.abs(after(v, g + h) - near + step.rate * h)) / jnp.max(jnp.abs(step.rate * h) + 1e-30)
+        return jnp.max(apart), error
+
+    (trace,) = scale_names(
+        lambda key, **at: corrected(StepContext(**at), start, start), run_key(0), schedule_points.example_point()
+    )
+    extreme = StepContext(**schedule_points.example_point() | {"rate": rate, "total_rate": rate})
+    found = [jax.jit(reach)(schedule_points.arrays(extreme), pairs)]
+    if trace.values:
+        every = schedule_points.points_of_clients(algorithm, data, rounds, trace.values)
+        few = pairs[:, np.linspace(0, BATCHES - 1, TRIED_EVERYWHERE).astype(int)]
+        flat = tuple(a.reshape(-1) for a in schedule_points.arrays(every))
+        found += [jax.jit(lambda points: jax.lax.map(lambda at: reach(at, few), points, batch_size=64))(flat)]
+    apart, error = (float(np.max([np.max(each) for each in of])) for of in zip(*found, strict=True))
+    require_at_most("a step brings two models apart, over their distance and that of their gradients", apart, 1 + SLACK)
     require(error < 1e-2, "noise passes a step unchanged", f"off by {error:.2g}", "unchanged")

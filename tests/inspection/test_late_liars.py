@@ -410,7 +410,9 @@ LIARS = {
                 wide_where(lambda p: (p.round > 0) & (p.round < 19))
             ),
             "privatizer wide for client 3": quiet_privatizer(wide_where(lambda p: p.client == 3)),
-            "privatizer with noise over its rows": quiet_privatizer(noise_of_the_rows),
+            "privatizer with noise over its rows": quiet_privatizer(
+                noise_of_the_rows, batches=parts.FixedBatches(size=80)
+            ),
             "bound that ignores the clip norm of a round": with_privatizer(
                 lying_bound(
                     lambda self, *told: own.Normalise.apply(self, *told[:3], CLIP["clip_norm"])._replace(

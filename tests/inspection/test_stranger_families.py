@@ -684,6 +684,16 @@ class LateDecay(parts.Correction):
         return gradient + 2.0 * params
 
 
+@fdp.value
+class GrowingDecay(parts.Correction):
+    """A contraction in the first step and round."""
+
+    pull, by = 0.5, "round"
+
+    def gradient(self, gradient, params, step, client, records):
+        return gradient + 0.5 * (1.0 + 20.0 * getattr(step, self.by)) * params
+
+
 def late(at):
     return jnp.where(at > 4, 12.0, 1.0)
 
@@ -732,6 +742,10 @@ LIES |= {
     "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplification=fewer_others)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
     "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),
+    "correction that grows by the round": steps(OUTPUT, corrections=(GrowingDecay(),)),
+    "correction that grows by the step": steps(
+        OUTPUT, corrections=(fdp.value(type("ByStep", (GrowingDecay,), {"pull": 0.5, "by": "number"}))(),)
+    ),
     "correction at a late rate": steps(OUTPUT, corrections=(LateDecay(),), schedule=late),
     "schedule that changes sign": steps(OUTPUT, schedule=up_and_down),
 }
