@@ -66,7 +66,11 @@ PROPERTIES = {
     "sampling": Property(
         _examine_draws,
         always={"cohort": draws.examine_cohort},
-        of_records={"batches": draws.examine_batches, "local": local_steps.examine_local},
+        of_records={
+            "batches": draws.examine_batches,
+            "local": local_steps.examine_local,
+            "client models": local_steps.examine_models,
+        },
     ),
     "statements": Property(_examine_statements, needs_claim=True),
     "sensitivity": Property(

@@ -12,13 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from fedjax_dp.accounting import Event
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.inspection.draws import examine_records
 from fedjax_dp.inspection.flow import stated_gradients
 from fedjax_dp.inspection.noise_law import require_uncorrelated
+from fedjax_dp.inspection.steps import releases_of
 from fedjax_dp.inspection.trials import RUNS, TRIALS, Place, compile_trials, keys_of
 from fedjax_dp.inspection.verdict import require, require_so
 from fedjax_dp.models import Model
+from fedjax_dp.parts.batches import neighbours_of
 from fedjax_dp.parts.clipping import Records, StepReport
 from fedjax_dp.parts.cohorts import AllClients, CohortKeys
 from fedjax_dp.parts.contexts import ClientContext, LocalState, Received, StepContext
@@ -42,6 +45,11 @@ def examine_local(local: Any, place: Place) -> None:
     _examine_updates(local, place)
 
 
+def examine_models(models: Any, place: Place) -> None:
+    """Check that the streams of a client's models have noise and batches of their own, as their events state."""
+    examine_batches_of_steps(place.algorithm.local, place)
+
+
 class Gradient(NamedTuple):
     """Record of one gradient computed by the privatizer."""
 
@@ -51,6 +59,7 @@ class Gradient(NamedTuple):
     stream: int
     client: int
     round: int
+    noise: float  # the privatizer's noise multiplier, which is 1 unless the local steps changed it
     rows: np.ndarray  # of the store, without masked ones; -1: not an unmodified record
 
 
@@ -59,6 +68,7 @@ class RecordingPrivatizer:
     """A privatizer that records its arguments and returns zeros."""
 
     trial: jax.Array
+    noise_multiplier: Any = 1.0
     note: Callable[..., None] = structure()
 
     def gradient(
@@ -68,7 +78,7 @@ class RecordingPrivatizer:
         numbers = jnp.concatenate([a.reshape(len(a), -1).astype(jnp.float32) for a in every], 1)
         rows = jnp.where(jnp.all(numbers == numbers[:, :1], 1), numbers[:, 0], -1)
         words = jax.random.key_data(key)
-        where = (step.number, jnp.int32(step.stream), step.client, step.round)
+        where = (step.number, jnp.int32(step.stream), step.client, step.round, jnp.float32(self.noise_multiplier))
         io_callback(self.note, None, self.trial, words, *where, rows, records.mask)
         none = jnp.float32(0)
         return jnp.zeros_like(ravel(params)[0]), StepReport(none, none, none, none)
@@ -90,11 +100,11 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
         lock = threading.Lock()
 
         def note(*values: Any, gradients: list[Gradient] = gradients, lock: Any = lock) -> None:
-            trial, words, step, stream, who, t, rows, mask = map(np.asarray, values)
+            trial, words, *where, noise, rows, mask = map(np.asarray, values)
             gone = np.rint(rows[mask]).astype(int)
             word = tuple(words.tolist())
             with lock:
-                gradients.append(Gradient(int(trial), word, int(step), int(stream), int(who), int(t), gone))
+                gradients.append(Gradient(int(trial), word, *map(int, where), float(noise), gone))
 
         held = _number_records(data, client)
 
@@ -111,10 +121,34 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
         require_so(alike, f"{name}: the client and round of a noise", "others", "the client and round")
         places = {(g.word, g.step) for g in gradients}
         require_so(len(places) == len(gradients), f"{name}: key and step of a noise", "used again", "new each time")
-        allowed = stated_gradients(local, records)
+        allowed, noises = stated_gradients(local, records), _stated_noise(local, data, records)
         for stream in sorted({g.stream for g in gradients}):
             own = [g for g in gradients if g.stream == stream]
-            _examine_stream(f"{name}, stream {stream}", local, own, allowed.get(stream, 0), records, count)
+            of_stream = f"{name}, stream {stream}"
+            _examine_stream(of_stream, local, own, allowed.get(stream, 0), records, count)
+            noise, counted = min(g.noise for g in own), noises.get(stream, np.inf)
+            law = f"{of_stream}: its noise over that of the privatizer"
+            require(noise >= counted * (1 - 1e-5), law, f"{noise:.4g}", f"the {counted:.4g} of its event, or more")
+
+
+def _stated_noise(local: Any, data: FederatedData, records: int) -> dict[int, float]:
+    """The largest noise multiplier in the events of each stream, over that of the first, which must cover its steps."""
+    rates, law = np.full(1, float(local.rates(0, data.largest)[-1])), local.batches.sampling(records)
+
+    def most_of(event: Event, steps: int) -> float:
+        counted = local.batches.count(steps, records)
+        releases = releases_of(event, law, neighbours_of(law), counted, correlated_source(local.privatizer))
+        return max((one.noise_multiplier for one in releases), default=np.inf)
+
+    whole = local.batches.count(local.steps, records)
+    first = most_of(local.privatizer.event(1.0, local.batches, records, whole, lambda: rates), local.steps)
+    noises = {0: 1.0}
+    for one in local.additional_releases:
+        if one.stream and one.noised and not one.final:
+            require_so(one.most is None, f"stream {one.stream} of gradients in a round", "at most in some", "in each")
+            noise = most_of(one.event(local, 1.0, records, lambda: rates), one.steps) / first
+            noises[one.stream] = max(noise, noises.get(one.stream, 0.0))
+    return noises
 
 
 def _examine_stream(name: str, local: Any, own: list[Gradient], most: int, records: int, count: int) -> None:

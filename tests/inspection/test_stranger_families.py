@@ -32,7 +32,10 @@ import fedjax_dp as fdp
 from fedjax_dp import errors, parts
 from fedjax_dp.accounting import Adjacency, Poisson, WithoutReplacement
 from fedjax_dp.parts.aggregation import equally
+from fedjax_dp.parts.client_models import OwnSteps
 from fedjax_dp.parts.facts import FACTS, restates
+from fedjax_dp.parts.local_training import AdditionalRelease
+from fedjax_dp.parts.record_privacy import scale_noise
 from fedjax_dp.pytrees import Wrapper, replace
 
 SIZES = [8, 8, 8, 10, 12, 9]
@@ -685,6 +688,44 @@ class LateDecay(parts.Correction):
 
 
 @fdp.value
+class Twice(parts.ClientModels):
+    """A second stream of steps from the received model, which is sent too."""
+
+    has_client_state = False
+    own_steps = OwnSteps()
+
+    def context(self, client):
+        return self.own_steps.context(client)
+
+    def run(self, sgd, client, server, own):
+        again = self.context(client).receiving(client.received.params, (), (), ())
+        found, more = sgd.run(client), self.own_steps.of(sgd).run(again)
+        return found._replace(update=found.update - more.update), (), ()
+
+    def model_of(self, sgd, client, server, own):
+        return client.received.params
+
+
+def twice(self, sgd, client, server, own):
+    return Twice.run(Twice(), sgd, client, server, own)
+
+
+def sgd_of_less_noise(self, sgd, client, server, own):
+    quiet = replace(sgd, privatizer=scale_noise(sgd.privatizer, 1e-3))
+    return Twice.run(self, quiet, client, server, own)
+
+
+def of_models(**members):
+    models = fdp.value(type("OwnTwice", (Twice,), {"has_client_state": False, "own_steps": OwnSteps(), **members}))()
+    return replace(RECORD, local=parts.PersonalSgd(**vars(RECORD.local), models=models))
+
+
+def test_a_second_stream_of_own_models_has_the_price_of_two():
+    twice = steps(RECORD, steps=4)
+    assert epsilon(of_models()) == pytest.approx(epsilon(twice), rel=1e-6)
+
+
+@fdp.value
 class GrowingDecay(parts.Correction):
     """A contraction in the first step and round."""
 
@@ -742,6 +783,18 @@ LIES |= {
     "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplification=fewer_others)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
     "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),
+    "client models of one key for two streams": of_models(context=lambda self, client: client._replace(stream=1)),
+    "client models of less noise": of_models(run=sgd_of_less_noise),
+    **{
+        f"client models {name}": of_models(
+            releases=(AdditionalRelease(event, sent=True, stream=1, steps=2, most=most),), own_steps=None, run=twice
+        )
+        for name, event, most in (
+            ("of more noise in an event", OwnSteps(noise=50.0).event, None),
+            ("of one step in an event", OwnSteps(steps=1).event, None),
+            ("that release in one round at most", OwnSteps().event, 1),
+        )
+    },
     "correction that grows by the round": steps(OUTPUT, corrections=(GrowingDecay(),)),
     "correction that grows by the step": steps(
         OUTPUT, corrections=(fdp.value(type("ByStep", (GrowingDecay,), {"pull": 0.5, "by": "number"}))(),)
