@@ -100,11 +100,11 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
         lock = threading.Lock()
 
         def note(*values: Any, gradients: list[Gradient] = gradients, lock: Any = lock) -> None:
-            trial, words, *where, noise, rows, mask = map(np.asarray, values)
+            trial, words, step, stream, who, t, noise, rows, mask = map(np.asarray, values)
             gone = np.rint(rows[mask]).astype(int)
-            word = tuple(words.tolist())
+            word, where = tuple(words.tolist()), (int(step), int(stream), int(who), int(t))
             with lock:
-                gradients.append(Gradient(int(trial), word, *map(int, where), float(noise), gone))
+                gradients.append(Gradient(int(trial), word, *where, float(noise), gone))
 
         held = _number_records(data, client)
 

@@ -105,7 +105,7 @@ def draws_of(source: NoiseSource, stream: int = 0) -> Callable[[jax.Array, StepC
 
     def draw(key: jax.Array, at: StepContext, size: int) -> jax.Array:
         def one(state: Any, point: tuple[Any, ...]) -> tuple[Any, jax.Array]:
-            noise, state = source.draw(key, StepContext(*point, stream), size, state)
+            noise, state = source.draw(key, StepContext(*point)._replace(stream=stream), size, state)
             return state, noise
 
         state = source.init(size)

@@ -169,7 +169,8 @@ def _examine_privatizer(privatizer: Privatizer, place: Place, stream: int) -> No
         key: jax.Array, point: Any, divisor: Any, params: jax.Array, x: jax.Array, y: Any, mask: jax.Array
     ) -> jax.Array:
         records = _records(x, y, mask, run_key(1))._replace(divisor=divisor)
-        return privatizer.gradient(key, StepContext(*point, stream), model, batches.unravel(params), records)[0]
+        step = StepContext(*point)._replace(stream=stream)
+        return privatizer.gradient(key, step, model, batches.unravel(params), records)[0]
 
     usual, divisor = tuple(a[0] for a in batches.own), jnp.int32(DIVISOR)
     depends, bits, moved_by = _scale_of_noise(of, (batches.params[0], *usual))
@@ -341,28 +342,26 @@ def examine_correction(correction: Correction, place: Place) -> None:
     scale = np.resize([1e-2, 1.0, 1e2], BATCHES)[:, None]
     pairs = (scale * rng.normal(size=(4, BATCHES, start.size))).astype(np.float32)
     one = jnp.zeros((1, *data.record_shape), jnp.int32 if data.tokens else jnp.float32)
-    records, held = (
-        Records(one, jnp.zeros(1, jnp.int32), jnp.ones(1, bool), jnp.int32(1)),
-        jax.tree.map(jnp.asarray, data),
-    )
+    records = Records(one, jnp.zeros(1, jnp.int32), jnp.ones(1, bool), jnp.int32(1))
+    held = jax.tree.map(jnp.asarray, data)
 
     def corrected(step: StepContext, params: jax.Array, gradient: jax.Array) -> jax.Array:
         own = held.client(step.client)
         client = ClientContext(run_key(0), step.round, own, held, model, unravel, Received(start))
         return correction.gradient(gradient, params, step, client, records)
 
-    def reach(point: tuple[Any, ...], pairs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def reach(point: tuple[Any, ...], pairs: Any) -> tuple[jax.Array, jax.Array]:
         step, (v, w, g, h) = StepContext(*point), pairs
+        correct = jax.vmap(functools.partial(corrected, step))
 
         def after(params: jax.Array, gradient: jax.Array) -> jax.Array:
-            return params - step.rate * jax.vmap(functools.partial(corrected, step))(params, gradient)
+            return params - step.rate * correct(params, gradient)
 
         def length(a: jax.Array) -> jax.Array:
             return jnp.linalg.norm(a, axis=-1)
 
-        near = after(v, g)
-        apart = length(near - after(w, h)) / (length(v - w) + step.rate * length(g - h))
-        error = jnp.max(jnp.abs(after(v, g + h) - near + step.rate * h)) / jnp.max(jnp.abs(step.rate * h) + 1e-30)
+        apart = length(after(v, g) - after(w, h)) / (length(v - w) + step.rate * length(g - h))
+        error = jnp.max(jnp.abs(correct(v, g + h) - correct(v, g) - h)) / jnp.max(jnp.abs(h))
         return jnp.max(apart), error
 
     (trace,) = scale_names(
