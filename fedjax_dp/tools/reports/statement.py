@@ -33,7 +33,7 @@ def statement_of(path: pathlib.Path) -> Report:
 def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Report:
     """The statement from a saved Guarantee and configuration; `source` says where they come from."""
     title = with_mark(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
-    lead = "What the training promises to the people whose data it used, in plain words."
+    lead = TEXT["lead"]["deployment" if mark_of(guarantee) else "run"]
     sections = [Section("The promise", _promise(guarantee))]
     if guarantee["epsilon"] is not None:
         unit = Unit(guarantee["unit"])
@@ -58,14 +58,15 @@ def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: s
 
 
 def _promise(guarantee: Mapping[str, Any]) -> list[Block]:
-    simulated = Prose([TEXT["simulated"]], "Note")
+    simulated = Prose([TEXT["simulated"]["deployment" if mark_of(guarantee) else "run"]], "Note")
     if guarantee["epsilon"] is None:
         reason = guarantee.get("reason")
         line = "Nothing is promised" + (f", because {reason}" if reason else "")
         return [Prose([f"{line}. An attacker may learn with certainty whose data were used."], "Warning"), simulated]
     blocks: list[Block] = [Prose([*map(shared.sentence, shared.plain_words(guarantee))])]
-    if guarantee.get("caveat"):
-        blocks.insert(0, Prose([shared.sentence(guarantee["caveat"])], "Read first"))
+    first = guarantee["statement"] if mark_of(guarantee) else guarantee.get("caveat")
+    if first:
+        blocks.insert(0, Prose([shared.sentence(first)], "Read first"))
     if guarantee["warnings"]:
         blocks.append(Prose([*map(shared.sentence, guarantee["warnings"])], "Warning"))
     return [*blocks, simulated]
