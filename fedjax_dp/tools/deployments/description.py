@@ -113,8 +113,10 @@ class Clients(MemberDraws):
     Args:
         law: sampling law
         of: number of clients in the population
-        size: number of clients that reply, not that are invited
-        rate: sampling rate of each client
+        size: number of clients that are invited to a round, also if some do not reply
+        rate: sampling rate of each client, whether it replies or not
+        members: whether other clients know who takes part; known: also members of a secure sum, who agree on masks,
+            and clients that keep state, unless they are Poisson samples
     """
 
     where = "clients."
@@ -122,6 +124,7 @@ class Clients(MemberDraws):
     of: Annotated[int | None, errors.require_count] = None
     size: Annotated[int | None, errors.require_count] = None
     rate: Annotated[float | None, require_share] = None
+    members: Literal["hidden", "known", "unknown"] = "hidden"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -312,7 +315,7 @@ class ClaimAssumptions(Facts):
         clients: sampling law of clients, if it is counted as amplification
         records: sampling law of records
         population: number of clients
-        cohort: number of clients that reply
+        cohort: number of clients in a round
         noise: own: the noise of one client; summed: the sum of the cohort's noise
     """
 
@@ -435,6 +438,10 @@ class Deployment(Facts):
             remedy = "gaussian noise is covered; or describe what is true without sampling, law full"
             raise errors.refuse("noise.law", "laplace", "gaussian where records are sampled", remedy)
         self._require_shares()
+        clients = self.clients
+        if noise.by == "server" and clients.members != "hidden" and clients.law in ("with-replacement", UNKNOWN):
+            remedy = "who is known to come several times has no bound; if nobody does, the law is schedule"
+            raise errors.refuse("clients.members", clients.members, f"hidden for law {clients.law}", remedy)
         if noise.by == "server" and isinstance(noise.std, tuple):
             remedy = "it is the same for all, whoever takes part"
             raise errors.refuse("noise.std", f"{len(noise.std)} numbers", "one for noise by the server", remedy)
@@ -460,19 +467,17 @@ class Deployment(Facts):
         """Refuse a largest share that is smaller than an equal share."""
         largest, equal = self.weights.largest, self.equal_share
         if isinstance(largest, float) and largest < 0.99 * equal:  # of 0.33 for 1/3
-            replies = round(1 / equal)
+            most = round(1 / equal)
             remedy = 'shares of those who reply add up to 1; or denominator = "fixed"'
-            raise errors.refuse("weights.largest", largest, f"at least 1/{replies} for {replies} replies", remedy)
+            raise errors.refuse("weights.largest", largest, f"at least 1/{most}: {most} reply at most", remedy)
 
     @property
     def equal_share(self) -> float:
-        """The share of each client if all that reply have the same; 0 if their number varies or is not the divisor."""
+        """The share of each client if all reply and have the same; 0 if a draw varies or is not the divisor."""
         clients, noise = self.clients, self.noise
-        replies = (
-            clients.of if clients.law == "all" else None if clients.law in ("poisson", "schedule") else clients.size
-        )
+        drawn = clients.of if clients.law == "all" else None if clients.law in ("poisson", "schedule") else clients.size
         shared = noise.on == "mean" and noise.by == "server" and self.weights.denominator != "fixed"
-        return 1 / replies if shared and replies is not None else 0.0
+        return 1 / drawn if shared and drawn is not None else 0.0
 
     @property
     def per_client(self) -> dict[str, Any]:

@@ -184,7 +184,7 @@ def missing_facts(deployment: Deployment) -> list[str]:
     """The missing facts that the account needs."""
     clip, noise, clients, records = deployment.clip, deployment.noise, deployment.clients, deployment.records
     by_record, by_server = clip.of == "record", noise.by == "server"
-    counted = by_server and hides_clients(deployment)
+    counted = _of_clients(deployment)
     selected = deployment.selection is not None and noise.law == "laplace" and noise.on == "message"
     each = noise.on == "mean" and by_record
     coordinates = (noise.law == "laplace" and clip.norm != "l1") or clip.norm == "coordinate"
@@ -255,8 +255,8 @@ def _by_poisson(deployment: Deployment) -> bool:
 
 
 def _of_clients(deployment: Deployment) -> bool:
-    """Whether the noisy sums are over clients with amplification by sampling."""
-    return deployment.noise.by == "server" and hides_clients(deployment)
+    """Whether the noisy sums are over clients whose draw is hidden."""
+    return deployment.noise.by == "server" and hides_clients(deployment) and deployment.clients.members == "hidden"
 
 
 def counts(deployment: Deployment) -> bool:
@@ -270,14 +270,14 @@ def counts(deployment: Deployment) -> bool:
         if records is not None and deployment.noise.on == "mean":
             moves = varies(records)
         return moves and deployment.weights.denominator in ("count", UNKNOWN)
-    moves = deployment.clients.law == "poisson" and deployment.unit == "client" and deployment.noise.by == "server"
+    moves = deployment.clients.law == "poisson" and deployment.unit == "client" and _of_clients(deployment)
     return moves and deployment.weights.denominator != "fixed"
 
 
 def draw_of(deployment: Deployment) -> Draw:
     """The sampling of the noisy sums' members against the view, and the adjacency.
 
-    Sampling of clients amplifies only against other clients, and never the privacy of records.
+    Sampling of clients amplifies only against other clients who do not know whom, and never the privacy of records.
     """
     records, clients = deployment.records, deployment.clients
     if deployment.clip.of == "record" and records is not None:

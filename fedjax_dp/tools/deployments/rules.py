@@ -251,8 +251,9 @@ def _selection(case: Case) -> Findings:
 def _laws(case: Case) -> Findings:
     deployment, assumed = case.deployment, case.claim.assumes
     visible = deployment.unit == "record" or deployment.noise.by == "client"
-    if assumed.clients not in (None, "all") and visible:
-        words = "client sampling is counted as amplification, but the server sees who takes part"
+    if assumed.clients not in (None, "all") and (visible or deployment.clients.members != "hidden"):
+        who = "the server sees" if visible else "other clients know"
+        words = f"client sampling is counted as amplification, but {who} who takes part"
         yield Finding("amplification_from_visible_clients", words, Effect.CLAIM)
     elif assumed.clients not in (None, deployment.clients.law):
         words = f"clients are accounted for by law {assumed.clients} but sampled by law {deployment.clients.law}"

@@ -31,6 +31,7 @@ USUAL = [  # one of each kind
     (CENTRAL, {**POISSON, **ADAPTIVE}),
     (CENTRAL, {**POISSON, "weights__denominator": "count"}),
     (CENTRAL, {"unit": "record"}),
+    (CENTRAL, {**POISSON, "clients__members": "known"}),
     (MESSAGE, {"claim": {**CLAIM, "assumes": {"clients": "poisson"}}}),
     (MESSAGE, {"noise": LAPLACE, "clip__coordinates": 7}),
 ]
@@ -179,6 +180,7 @@ def test_the_same_of_every_unit_law_divisor_and_place_of_the_noise():
 def test_templates_state_no_fact_that_nothing_reads():
     numbers = {"delta": 1e-5, "law": "all", "on": "message", "by": "client", "norm": "l2", "unit": "client", "size": 5}
     numbers |= {"of": 20, "rounds": 3, "steps": 2, "rate": 0.1, "denominator": "fixed", "fraction": 0.5, "largest": 0.5}
+    numbers |= {"members": "hidden"}
 
     def filled(facts, name=""):
         if isinstance(facts, dict):

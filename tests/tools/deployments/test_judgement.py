@@ -119,6 +119,17 @@ def test_clients_that_are_drawn_hide_nothing_from_a_server_and_nothing_of_record
     assert epsilon(CENTRAL) < epsilon(CENTRAL, clients={"law": "all", "of": 100})
 
 
+@pytest.mark.parametrize("draw", [{"law": "fixed", "size": 10}, {"law": "poisson", "rate": 0.1}])
+@pytest.mark.parametrize("members", ["known", "unknown"])
+def test_draws_that_clients_know_amplify_nothing(draw, members):
+    """As in secure sums, whose members agree on masks by name."""
+    seen = {"clients": {**draw, "of": 100, "members": members}}
+    claim = {"epsilon": 1.0, "per": "run", "assumes": {"clients": draw["law"]}}
+    assert epsilon(CENTRAL, **seen) == epsilon(CENTRAL, clients={"law": "all", "of": 100})
+    assert epsilon(CENTRAL, **seen, weights={"largest": 0.1}) == epsilon(CENTRAL, **seen)  # as no neighbour is missing
+    assert "amplification_from_visible_clients" in check(replace(CENTRAL, **seen, claim=claim)).reasons
+
+
 def test_noise_of_the_server_hides_nothing_from_it():
     checked = check(replace(CENTRAL), view="server")
     assert checked.verdict == "no privacy"

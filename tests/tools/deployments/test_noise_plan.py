@@ -14,13 +14,16 @@ from fedjax_dp.tools.deployments import Deployment, check, plan, templates
 GOLDEN = json.loads((SPECS / "other_systems.json").read_text())["plans"]
 FILLED = {  # what stands in the blanks of a template
     "plan-opacus": ("opacus", {"clients": {"of": 10}, "records": {"rate": 32 / 4000, "steps": 125}}),
-    "plan-flower-central": ("flower-central", {"clients": {"size": 100, "of": 1000}, "weights": {"largest": 0.01}}),
+    "plan-flower-central": (
+        "flower-central",
+        {"clients": {"size": 100, "of": 1000, "members": "hidden"}, "weights": {"largest": 0.01}},
+    ),
     "plan-flower-local": ("flower-local", {"clients": {"of": 10}}),
     "plan-fl4health-instance": (
         "fl4health-instance",
         {"clients": {"rate": 0.66, "of": 3}, "records": {"rate": 64 / 40000, "steps": 625}},
     ),
-    "plan-fedml": ("fedml", {"clients": {"size": 2, "of": 1000}, "weights": {"largest": 0.5}}),
+    "plan-fedml": ("fedml", {"clients": {"size": 2, "of": 1000, "members": "hidden"}, "weights": {"largest": 0.5}}),
     "plan-nvflare": ("nvflare-svt", {"clients": {"of": 2}}),
     "plan-appfl": ("appfl", {"clients": {"of": 2}}),
 }

@@ -80,6 +80,7 @@ WRONG = [  # the deployment, what is changed, and the name that the line must ha
     (CENTRAL, {"ignored": ["weights.denominator"]}, "ignored"),
     (CENTRAL, {"ignored": ["Noise "]}, "ignored"),
     (CENTRAL, {"weights": {"largest": 0.05}}, "weights.largest"),
+    *((CENTRAL, {"clients": {**law, "size": 5, "of": 100, "members": "known"}}, "clients.members") for law in TWICE),
     *((CENTRAL, {"unit": "record", "noise__on": "sum", "clients": law}, "clients.size, clients.of") for law in TWICE),
     *((CENTRAL, {**LAPLACE, "clients": {**law, "size": 50, "of": 100}}, "noise.law") for law in TWICE),
 ]
