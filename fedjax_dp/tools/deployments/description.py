@@ -225,7 +225,8 @@ class Noise(Facts):
         calibration: instead of std, settings of the classical formula
         on: what the noise is added to: the sum or mean of clipped values, or each client's message
         by: who adds it
-        scale: what std depends on; private: the data; next-bound: an adaptive bound after its update
+        scale: what std depends on; private: the data; bound: an adaptive bound, in proportion, std at the first one;
+            next-bound: that bound after its update
         misses: tensors without noise
     """
 
@@ -235,7 +236,7 @@ class Noise(Facts):
     calibration: Calibration | None = None
     on: Literal["sum", "mean", "message"] | None = None
     by: Literal["server", "client"] | None = None
-    scale: Literal["public", "private", "next-bound", "unknown"] = "public"
+    scale: Literal["public", "private", "bound", "next-bound", "unknown"] = "public"
     misses: tuple[str, ...] = ()
 
     def _check(self) -> None:
@@ -433,6 +434,13 @@ class Deployment(Facts):
         if not by_record and noise.by == "client" and noise.on in ("sum", "mean"):
             remedy = "noise of one client is on its message"
             raise errors.refuse("noise.on", noise.on, f"message for noise by clients on their {clip.of}", remedy)
+        if clip.threshold == "adaptive" and noise.scale == "public" and noise.law != "none":
+            remedy = "noise that stays while the bound grows has no epsilon"
+            raise errors.refuse("noise.scale", "public", "bound for threshold adaptive", remedy)
+        if clip.threshold == "public" and noise.scale in ("bound", "next-bound"):
+            raise errors.refuse(
+                "noise.scale", noise.scale, "left out for threshold public", "only adaptive bounds move"
+            )
         sampled = self.records is not None and self.records.law != "full"
         if noise.law == "laplace" and by_record and sampled:
             remedy = "gaussian noise is covered; or describe what is true without sampling, law full"

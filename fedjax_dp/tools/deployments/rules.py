@@ -138,7 +138,7 @@ def _private_scale(deployment: Deployment, view: str) -> Findings:
     if scale == "next-bound":
         words = "the noise uses the bound after its update, but the updates were clipped to the previous one"
         yield Finding(
-            "noise_of_next_bound", words, Effect.NOT_EVERYTHING, remedy="noise for the bound that clipped the updates"
+            "noise_of_next_bound", words, Effect.NO_MECHANISM, remedy="noise for the bound that clipped the updates"
         )
 
 

@@ -20,7 +20,7 @@ BY_MEAN = {
     "records": {"law": "poisson", "rate": 0.01, "of": 1000, "steps": 1000},
 }
 PASSES = {**BY_MEAN, "records": {"law": "shuffled", "size": 4, "of": 6, "steps": 2}, "noise__std": 1.0}
-ADAPTIVE = {"clip__threshold": "adaptive", "clip__count_noise": 1.0}
+ADAPTIVE = {"clip__threshold": "adaptive", "clip__count_noise": 1.0, "noise__scale": "bound"}
 FAINT = {  # a count, and updates under so much noise that they tell nothing
     "rounds": 1,
     "clients": {"law": "poisson", "rate": 1.0, "of": 100},

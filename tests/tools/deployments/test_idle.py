@@ -15,7 +15,12 @@ from fedjax_dp.tools.deployments.description import BLANK, Facts
 
 SIZES = {"size": 4, "of": 10}
 CLAIM = {"epsilon": 3.0, "per": "run"}
-ADAPTIVE = {"clip__threshold": "adaptive", "clip__count_noise": 1.0, "clip__count_bits": "half"}
+ADAPTIVE = {
+    "clip__threshold": "adaptive",
+    "clip__count_noise": 1.0,
+    "clip__count_bits": "half",
+    "noise__scale": "bound",
+}
 POISSON = {"clients": {"law": "poisson", "size": 10, "of": 100}}
 LAPLACE = {"law": "laplace", "std": 3.0, "on": "message", "by": "client"}
 SELECTION = {"epsilon": 1.0, "of": 100, "fraction": 0.1, "release": 0.1}

@@ -163,7 +163,7 @@ def test_laplace_noise_is_counted_by_its_l1_norm():
 
 def test_counts_with_noise_take_their_part_of_an_adaptive_bound():
     """Andrew et al. 2021, Theorem 1."""
-    adaptive = replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=1.0)
+    adaptive = replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=1.0, noise__scale="bound")
     (z,) = mechanism_of(adaptive).multipliers
     assert z**-2 == pytest.approx(1.0**-2 + 2.0**-2)
 
@@ -179,6 +179,10 @@ def test_counts_with_noise_take_their_part_of_an_adaptive_bound():
         ({"clip__threshold": "private"}, "private_threshold"),
         ({"clip__threshold": "unknown"}, "private_threshold"),
         ({"noise__scale": "private"}, "private_scale"),
+        (
+            {"noise__scale": "next-bound", "clip__threshold": "adaptive", "clip__count_noise": 1.0},
+            "noise_of_next_bound",
+        ),
         ({"ignored": ["noise"]}, "ignored_setting"),
     ],
 )
@@ -196,7 +200,6 @@ def test_what_bounds_nothing_has_no_epsilon_and_no_claim_about_it_is_true(change
     ("changes", "reason"),
     [
         ({"noise__misses": ["counters"]}, "unnoised_tensor"),
-        ({"noise__scale": "next-bound"}, "noise_of_next_bound"),
         ({"also": [{"kind": "preprocessing", "text": "a scaler", "to": "server"}]}, "private_preprocessing"),
         ({"also": [{"kind": "batchnorm", "text": "means", "to": "server"}]}, "extra_release:batchnorm"),
         ({"also": [{"kind": "threshold", "text": "zeroing", "to": "clients"}]}, "private_threshold:zeroing"),

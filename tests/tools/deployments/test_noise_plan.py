@@ -84,9 +84,8 @@ def test_a_server_adds_one_noise_to_the_sum_of_all():
 
 
 def test_counts_that_cost_more_than_the_budget_leave_no_plan():
-    assert "clip.count_noise" in refusal(
-        plan, replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=0.01), epsilon=2.0
-    )
+    adaptive = replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=0.01, noise__scale="bound")
+    assert "clip.count_noise" in refusal(plan, adaptive, epsilon=2.0)
 
 
 def test_no_plan_where_noise_bounds_nothing_or_a_system_is_set_up_otherwise():
