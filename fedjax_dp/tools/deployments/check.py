@@ -172,12 +172,12 @@ def check(
     total = None if mechanism is None else _total_guarantee(deployment, findings, alone)
     claim = None
     if deployment.claim is not None:
-        case = Case(deployment, witness_of(deployment.claim, facts_read), mechanism)
+        case = Case(deployment, witness_of(deployment.claim, facts_read), mechanism, log is not None)
         if not silent or deployment.noise.law not in ("none", "unknown"):
             findings = [*findings, *findings_on_claim(case)]
         claim = _judged_claim(case, findings, total)
     missing = tuple(names_of(UNKNOWN, deployment.to_dict()))
-    remedies = tuple(_remedies(deployment, findings, mechanism, claim))[:REMEDIES]
+    remedies = tuple(_remedies(deployment, findings, mechanism, claim, log is not None))[:REMEDIES]
     idle: tuple[str, ...] = ()
     if not math.isinf(alone.epsilon):  # else nothing is proved, so no fact has an effect
         idle = require_use(deployment, facts_read, () if log is None else REPLACED)
@@ -237,6 +237,8 @@ def _verdict(case: Case, codes: set[str], total: Guarantee | None) -> tuple[Verd
         if least > claimed * (1 + SLACK):
             return Verdict.WRONG, f"two real neighbours attain {in_words(least)}"
         return Verdict.CONDITIONAL, f"not proved; epsilon {in_words(proved)} is"
+    if proved > claimed and (least := mechanism.attained_epsilon(delta)) > claimed:
+        return Verdict.CONDITIONAL, f"true if rounded up: two real neighbours attain {least:.6g}"
     more = math.fsum(one.epsilon or 0.0 for one in case.deployment.also)
     if total is None or proved + more > claimed * (1 + SLACK):
         return Verdict.CONDITIONAL, "true for the noisy updates alone, not for everything that is sent"
@@ -251,7 +253,7 @@ def _verdict(case: Case, codes: set[str], total: Guarantee | None) -> tuple[Verd
 
 
 def _remedies(
-    deployment: Deployment, findings: list[Finding], mechanism: Mechanism | None, claim: Claim | None
+    deployment: Deployment, findings: list[Finding], mechanism: Mechanism | None, claim: Claim | None, of_log: bool
 ) -> list[str]:
     """Changes that would help, the cheapest first."""
     lines = list(dict.fromkeys(one.remedy for one in findings if one.remedy))
@@ -264,7 +266,7 @@ def _remedies(
     except errors.ConfigurationError:
         return lines
     own = [f"noise x {', '.join(factors[:10])}"]
-    if deployment.clip.of == "record":
+    if deployment.clip.of == "record" and not of_log:
         steps = [steps_for(one, claim.epsilon, claim.delta) // deployment.rounds for one in deployment.kinds]
         if min(steps):
             own.append(f"records.steps = {', '.join(map(str, steps[:10]))}")

@@ -180,6 +180,15 @@ def test_the_rests_of_passes_may_differ_from_client_to_client():
     assert len({*apart}) == 3
 
 
+def test_means_of_records_may_differ_from_client_to_client():
+    lists = {**BY_MEAN, "records": {"law": "fixed", "size": [10, 20, 40], "of": [50, 100, 100], "steps": 2}}
+    apart = [
+        epsilon(RECORD, {**BY_MEAN, "records": {"law": "fixed", "size": size, "of": of, "steps": 2}})
+        for size, of in ((10, 50), (20, 100), (40, 100))
+    ]
+    assert check(replace(RECORD, **lists)).mechanism.epsilons == tuple(apart)
+
+
 def test_a_share_that_is_rounded_down_counts_as_an_equal_one():
     def of_share(share):
         return epsilon(CENTRAL, {"clients": {"law": "all", "of": 3}, "weights": {"largest": share}})

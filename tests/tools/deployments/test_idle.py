@@ -92,7 +92,6 @@ def events_for_numbers(monkeypatch):
         number: float
 
     monkeypatch.setattr(mechanism.GaussianCost, "epsilon", lambda cost, delta: number(cost.events, delta))
-    monkeypatch.setattr(rules, "epsilon_of", number)
     monkeypatch.setattr(mechanism, "noise_factor_for", lambda event, epsilon, delta: number(event, epsilon, delta))
     monkeypatch.setattr(mechanism.compare, "lower_bound", lambda event, delta: Answer(number(event, delta)))
     monkeypatch.setattr(rules, "steps_for", lambda *of: 0)
