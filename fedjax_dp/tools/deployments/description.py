@@ -330,6 +330,8 @@ class ClaimAssumptions(Facts):
     def _check(self) -> None:
         if (self.population is None) != (self.cohort is None):
             raise missing_facts_error([f"claim.assumes.{'cohort' if self.cohort is None else 'population'}"])
+        if self.population is not None and self.cohort > self.population:  # type: ignore[operator]
+            raise errors.refuse("claim.assumes.cohort", self.cohort, f"at most the population, {self.population}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -482,10 +484,14 @@ class Deployment(Facts):
     @property
     def equal_share(self) -> float:
         """The share of each client if all reply and have the same; 0 if a draw varies or is not the divisor."""
-        clients, noise = self.clients, self.noise
+        clients = self.clients
         drawn = clients.of if clients.law == "all" else None if clients.law in ("poisson", "schedule") else clients.size
-        shared = noise.on == "mean" and noise.by == "server" and self.weights.denominator != "fixed"
-        return 1 / drawn if shared and drawn is not None else 0.0
+        return 1 / drawn if self.averages and drawn is not None else 0.0
+
+    @property
+    def averages(self) -> bool:
+        """Whether shares add up to 1: noise is on the mean of those who reply."""
+        return self.noise.on == "mean" and self.noise.by == "server" and self.weights.denominator != "fixed"
 
     @property
     def per_client(self) -> dict[str, Any]:

@@ -64,6 +64,11 @@ WRONG = [  # the deployment, what is changed, and the name that the line must ha
     (CENTRAL, {"claim": {"epsilon": -1.0, "per": "run"}}, "claim.epsilon"),
     (CENTRAL, {"claim": {"epsilon": 1.0, "delta": 1.0, "per": "run"}}, "claim.delta"),
     (CENTRAL, {"claim": {"epsilon": 1.0, "per": "run", "assumes": {"cohort": 3}}}, "claim.assumes.population"),
+    (
+        CENTRAL,
+        {"claim": {"epsilon": 1.0, "per": "run", "assumes": {"population": 5, "cohort": 10}}},
+        "claim.assumes.cohort",
+    ),
     (CENTRAL, {"also": [{"kind": "metrics", "text": "loss"}]}, "also.to"),
     (CENTRAL, {"also": [{"kind": "rumours", "text": "loss", "to": "server"}]}, "also.kind"),
     (CENTRAL, {"also": {"kind": "metrics", "text": "loss", "to": "server"}}, "also"),
