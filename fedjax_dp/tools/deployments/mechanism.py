@@ -293,7 +293,7 @@ def draw_of(deployment: Deployment) -> Draw:
     if _of_clients(deployment):
         if counts(deployment):
             return _visible_draw("clients, whose number in each round is public")
-        return _draw_by_law(clients, "clients", helpers_of(clients.size or 1, View.BROADCAST, 0))
+        return _draw_by_law(clients, "clients", helpers_of(1, View.BROADCAST, 0))
     return _visible_draw("clients, who are seen")
 
 
@@ -509,7 +509,7 @@ def assumptions_of(deployment: Deployment, drawn: Draw) -> list[str]:
         few = f", so every round has at least {math.ceil(1 / largest - 1e-9)} clients" if counts(deployment) else ""
         lines.append(f"no client has more than {largest:.4g} of the mean{few}")
     if deployment.noise.on == "mean" and by_record and not counts(deployment):
-        sizes = {f"{batch_of(one.records):.4g}" for one in deployment.kinds if one.records is not None}
+        sizes = {f"{batch_of(one.records):.4g}" for one in unwrap(deployment).kinds if one.records is not None}
         if sizes:  # a log's are in its rows
             by = sizes.pop() if len(sizes) == 1 else "a constant of each client"
             lines.append(f"the sum of a batch is divided by {by}, for any number of records")

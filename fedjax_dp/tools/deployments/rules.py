@@ -291,7 +291,7 @@ def hypothetical_epsilon(case: Case) -> float | None:
         return None
     hypothetical = dataclasses.replace(
         deployment,
-        clients=Clients(law=assumed.clients or UNKNOWN, size=assumed.cohort, of=assumed.population),
+        clients=Clients(law=assumed.clients or "unknown", size=assumed.cohort, of=assumed.population),
         noise=dataclasses.replace(noise, std=noise_std(deployment) * assumed.cohort / size, calibration=None, on="sum"),
         weights=Weights(denominator=deployment.weights.denominator or "fixed"),
     )

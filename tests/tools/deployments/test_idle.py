@@ -59,7 +59,7 @@ MORE = [
             ("client", "record"),
             ("sum", "mean"),
             ("all", "poisson", "fixed", "with-replacement", "round-robin", "schedule", "unknown"),
-            ({}, {**ADAPTIVE, "clip__scope": "tensor", "clip__tensors": 3}),
+            ({}, {**ADAPTIVE, "clip__scope": "tensor", "clip__tensors": 3}, {"clients__members": "known"}),
         )
     ),
     (MESSAGE, {"noise": {**CLASSICAL, "by": "client"}, "claim": CLAIM}),
