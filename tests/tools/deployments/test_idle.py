@@ -145,14 +145,14 @@ def changed_at(facts, keys, value):
 
 def useless(facts):
     """Facts that may be set to whatever they can be, without an effect, a refusal or a word."""
-    usual, as_it_is = outcome(facts)[0], Deployment.from_dict(facts)
+    (usual, before), as_it_is = outcome(facts), Deployment.from_dict(facts)
     for keys, values in FIELDS:
         silent = []
         for value in values:
             other = changed_at(facts, keys, value)
             result, said = outcome(other)
             same = result == usual and Deployment.from_dict(other) != as_it_is
-            silent.append(same and ".".join(keys) not in said)
+            silent.append(same and ".".join(keys) not in (*said, *before))
             if result not in (None, usual):
                 break
         else:
