@@ -436,7 +436,7 @@ class Deployment(Facts):
         if not by_record and noise.by == "client" and noise.on in ("sum", "mean"):
             remedy = "noise of one client is on its message"
             raise errors.refuse("noise.on", noise.on, f"message for noise by clients on their {clip.of}", remedy)
-        if clip.threshold == "adaptive" and noise.scale == "public" and noise.law != "none":
+        if clip.threshold == "adaptive" and noise.scale == "public" and noise.law not in ("none", UNKNOWN):
             remedy = "noise that stays while the bound grows has no epsilon"
             raise errors.refuse("noise.scale", "public", "bound for threshold adaptive", remedy)
         if clip.threshold == "public" and noise.scale in ("bound", "next-bound"):

@@ -37,6 +37,7 @@ from fedjax_dp.tools.deployments.mechanism import (
     gaussian_cost,
     missing_facts,
     multiplier,
+    noise_std,
     releases,
     view_of,
 )
@@ -104,6 +105,7 @@ class Kind(NamedTuple):
     cost: GaussianCost | None  # None without noise
     values: Values
     share: float  # at most
+    ratio: float  # of the noise to the bound
     multiplier: float
     drawn: Draw
 
@@ -145,6 +147,10 @@ def mechanism_of_log(
         raise errors.refuse("log", str(path), "a file with rows below its header")
     if each:
         _require_whole(shares, current, reader.path.name, exact)
+    least, most = (limit(kind.ratio for kind in kinds.values()) for limit in (min, max))
+    if deployment.clip.threshold == "adaptive" and most > least * (1 + CLOSE):
+        remedy = "noise that does not follow an adaptive bound has no epsilon"
+        raise errors.refuse("noise_std over clip", f"{least:.4g} to {most:.4g}", "the same in all rows", remedy)
     clients = len(taken.keys() - {EVERYBODY})
     if clients > (deployment.clients.of or clients):
         wanted = f"at most clients.of, {deployment.clients.of}"
@@ -268,7 +274,7 @@ def _kind(deployment: Deployment, values: Values, where: str, of_all: bool, fact
     share, largest = _share(values), one.weights.largest
     if share is None:
         share = float(largest) if one.averages and largest not in (None, UNKNOWN) else 1.0
-    return Kind(cost, values, share, z, draw_of(one))
+    return Kind(cost, values, share, noise_std(one) / bound_of(one), z, draw_of(one))
 
 
 def _require_priced_by_rows(deployment: Deployment) -> None:
@@ -307,8 +313,8 @@ def _with_row(deployment: Deployment, values: Values, of_all: bool) -> Deploymen
     weights = dataclasses.replace(deployment.weights, largest=largest)
     clients = Clients(law="all")  # a row is of one client, which is in its round
     if of_all:  # of some clients, of whom nobody knows whom
-        every = replies if replies == among else None
-        clients = Clients(law="fixed", size=replies or among, of=every, members="known")
+        present = among if replies is None and deployment.clients.law == "all" else replies
+        clients = Clients(law="fixed", size=replies or among, of=present if present == among else None, members="known")
     records = deployment.records
     if deployment.clip.of == "record":
         own = {fact: values[column] for fact, column in OF_RECORDS.items() if column in values}

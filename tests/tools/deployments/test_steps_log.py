@@ -176,8 +176,17 @@ def test_a_described_share_of_more_replies_than_came_is_refused(text, where, wri
 
 
 def test_a_share_that_is_rounded_down_counts_as_an_equal_one_in_a_log_too(written):
-    equal, less = (written([], f"round,replies,share\n0,3,{share}\n") for share in (1 / 3, 0.33))
-    assert epsilon(AVERAGED, less) == epsilon(AVERAGED, equal)
+    each = [epsilon(AVERAGED, written([{"round": 0, "replies": 3, "share": share}])) for share in (1 / 3, 0.33)]
+    assert each[0] == each[1]
+
+
+def test_noise_that_does_not_follow_an_adaptive_bound_is_refused(written):
+    adaptive = {"threshold": "adaptive", "count_noise": 5.0, "count_bits": "half"}
+    adaptive = {**CENTRAL, "clip": {**CENTRAL["clip"], **adaptive}, "noise": {**CENTRAL["noise"], "scale": "bound"}}
+    rows = [{"round": r, "replies": 10, "clip": 2.0 * (1 + r), "noise_std": 0.2} for r in range(2)]
+    assert "noise_std over clip" in refusal(check, replace(adaptive), log=written(rows))
+    follows = epsilon(adaptive, written([row | {"noise_std": row["clip"] / 10} for row in rows]))
+    assert follows == epsilon(adaptive, written([{"round": r, "replies": 10} for r in range(2)]))
 
 
 @pytest.mark.parametrize("law", ["with-replacement", "unknown"])
@@ -208,6 +217,7 @@ def test_rows_of_all_clients_do_not_say_who_was_there(written):
     assert check(replace(AVERAGED, **claim), log=of_all).verdict == "conditional"
     everybody = replace(AVERAGED, clients={"law": "all", "of": 10}, **claim)
     assert check(everybody, log=of_all).verdict == "wrong"
+    assert check(everybody, log=written([{"round": r} for r in range(10)])).verdict == "wrong"
     assert check(replace(AVERAGED, **claim), log=written(share_rows())).verdict == "wrong"
 
 
