@@ -13,8 +13,8 @@ MOST = {
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
     "lines of the core": 46_165,
-    "lines of tools": 19_018,
-    "lines of tests": 46_505,
+    "lines of tools": 19_127,
+    "lines of tests": 46_707,
 }
 
 

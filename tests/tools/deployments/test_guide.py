@@ -30,3 +30,5 @@ def test_the_numbers_in_its_text_are_what_plans_and_checks_say(tmp_path):
     assert re.search(r'"noise-multiplier" = 2\.079[23]', settings)
     path.write_text(flower.replace("size = 20, of = 100", "size = 4, of = 10").replace("0.05", "0.25"))
     assert "epsilon above 700 at" in ran("check", path)[1]
+    path.write_text(flower.replace(', members = "known"', ""))
+    assert "epsilon 197 at" in ran("check", path)[1]
