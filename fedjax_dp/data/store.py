@@ -3,6 +3,7 @@
 Another partition of the same data set shares its records: only the row numbers differ.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,11 +19,12 @@ from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.client_names import ClientNames, as_client_names, client_label, in_brackets
 from fedjax_dp.data.targets import Vocabulary, as_arrays, as_stored, native, rows_of, without_records
 from fedjax_dp.display import Card, count, displayed, half
-from fedjax_dp.pytrees import checksum, mask_rows, structure, value
+from fedjax_dp.pytrees import checksum_of_arrays, mask_rows, structure, value
 
 # Fields of a data set that no partition changes.
 KEPT = ("name", "scale", "shift", "classes", "class_names", "learnt", "notes", "overlap")
 BLOCK = 256  # records of a client processed together; bounds memory
+COPIED = 65_536  # records that are copied at once
 
 
 class UnitBound(NamedTuple):
@@ -152,14 +154,23 @@ class FederatedData:
         return np.arange(len(self.x)) if self.rows is None else np.asarray(self.rows)
 
     @property
+    def in_client_order(self) -> np.ndarray:
+        """Rows of x and y of the records of client 0, then of client 1, ..., wherever those begin in `rows`."""
+        starts, sizes = np.asarray(self.offsets, np.int64), np.asarray(self.sizes, np.int64)
+        return self.row_numbers[np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())]
+
+    @property
     def holds_tests(self) -> bool:
         """Whether test records are clients' own."""
         return self.test_clients is not None or self.mixed_tests
 
     @property
     def checksum(self) -> str:
-        """The checksum of all clients' records; reads them all."""
-        return checksum(self.x, self.y, self.rows, self.offsets, self.sizes)
+        """The checksum of all clients' records, the same in memory and in a store; reads them all."""
+        rows, columns = self.in_client_order, map(np.asarray, jax.tree.leaves((self.x, self.y)))
+        places = range(0, len(rows), COPIED)
+        blocks = (column[rows[at : at + COPIED]] for column in columns for at in places)
+        return checksum_of_arrays(itertools.chain(blocks, [self.sizes]))
 
     @property
     def partition(self) -> dict[str, Any]:

@@ -50,6 +50,11 @@ DATA = federated(DIGITS.x_train, DIGITS.y_train, "first")
 OTHER = federated(OTHERS, np.arange(700) % 10, "other")
 
 
+def stored(data, folder):
+    fdp.data.save_store(data, folder)
+    return fdp.data.open_store(folder)
+
+
 def private():
     return fdp.dpnfl(clip_norm=1.0, noise_multiplier=4.0, **LOCAL)
 
@@ -266,7 +271,7 @@ def test_a_run_does_not_go_on_with_another_start_of_the_same_shape(tmp_path):
 def test_a_stop_by_a_test_set_that_the_first_phase_may_have_trained_on_has_no_epsilon(tmp_path):
     start = begun(tmp_path / "a.npz", DATA)
     moved = federated(DIGITS.x_train[100:], DIGITS.y_train[100:], "first")  # the others may be in the test set
-    for data, closed in ((DATA, False), (moved, True)):
+    for data, closed in ((DATA, False), (stored(DATA, tmp_path / "store"), False), (moved, True)):
         model = freeze(NETWORK, start=start)
         found = fdp.guarantee(private(), data, rounds=2, delta=1e-3, model=model, stop="accuracy=0.9")
         assert np.isinf(found.epsilon) is np.bool_(closed)
@@ -279,7 +284,8 @@ def test_one_client_is_not_one_client_of_the_same_data_divided_anew(tmp_path):
     start = begun(tmp_path / "a.npz", DATA, noised)
     words = "was at most one client of the earlier phases"
     fewer = federated(DIGITS.x_train[100:], DIGITS.y_train[100:], "first")  # as the same clients may have next month
-    for data, known in ((DATA, True), (federated(DIGITS.x_train[::-1], DIGITS.y_train[::-1], "first"), False)):
+    anew = federated(DIGITS.x_train[::-1], DIGITS.y_train[::-1], "first")
+    for data, known in ((DATA, True), (stored(DATA, tmp_path / "store"), True), (anew, False)):
         found = fdp.guarantee(noised, data, rounds=1, delta=1e-3, model=freeze(NETWORK, start=start))
         assert np.isfinite(found.epsilon) == known
         assert ("one client here is several there" in str(found)) is not known
