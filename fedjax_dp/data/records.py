@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.checks import check_data, generator
-from fedjax_dp.data.client_names import as_client_names
+from fedjax_dp.data.client_names import as_client_names, plain_name
 from fedjax_dp.data.files import damage_error
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import shape_of
@@ -70,6 +70,7 @@ class RecordTable:
         self.columns, self.units, self.notes = columns, units, [*notes]
         self._clients = clients
         self._names: list[str] = []
+        self._spellings: dict[str, str] = {}  # in the file, of each name
         self._counts: list[int] = []
 
     def add(self, client: str, where: str, **rows: Any) -> None:
@@ -80,7 +81,10 @@ class RecordTable:
                 column.add(f"{where}: {name}", values)
             else:
                 column.extend(values)
-        self._names.append(client)
+        name = plain_name(client)
+        if (other := self._spellings.setdefault(name, client)) != client:
+            raise damage_error(where, f"{client!r}, and {other!r} elsewhere", "a client's name in one spelling")
+        self._names.append(name)
         self._counts.append(len(values))
 
     @property
