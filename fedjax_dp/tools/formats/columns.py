@@ -463,11 +463,10 @@ def _standardise(
     widths = [len(columns.categories.get(column, [""])) for column in features]
     places = dict(zip(features, np.cumsum(widths) - widths))
     how, numeric = columns.standardise, [column for column in features if column not in columns.categories]
-    learnt: tuple[str, ...] = ()
+    own = [{c: (x[rows, at].mean(), x[rows, at].std()) for c, at in places.items()} for rows in (train, slice(None))]
+    constants: Mapping[str, Any]
     if isinstance(how, str) and how == "records":
-        constants = {column: (x[train, places[column]].mean(), x[train, places[column]].std()) for column in numeric}
-        what = f"means and deviations of {len(numeric):,} columns, computed from the training records"
-        learnt, note = (what,), f"warning: standardised by {what}: no epsilon covers them; public constants need none"
+        constants, note = {column: own[0][column] for column in numeric}, ""
     elif hasattr(how, "columns"):
         source = columns.source or "the public table"
         for column in numeric:
@@ -484,6 +483,10 @@ def _standardise(
         note = f"standardised by {whose}, taken for public"
     else:
         raise errors.refuse("standardise", repr(how)[:60], "records, constants by column, or a public table")
+    learnt: tuple[str, ...] = ()
+    if constants and any(_are_alike(constants, of_rows, len(train)) for of_rows in own):  # whatever they are called
+        what = f"means and deviations of {len(constants):,} columns, computed from the training records"
+        learnt, note = (what,), f"warning: standardised by {what}: no epsilon covers them; public constants need none"
     for column, (mean, std) in constants.items():
         if not (np.isfinite(mean) and 0 < std < np.inf):
             zero = "a deviation of 0" if std == 0 else f"mean {mean:g} and deviation {std:g}"
@@ -496,6 +499,12 @@ def _standardise(
         column = features[int(np.argwhere(~np.isfinite(small))[0][1])] if not columns.categories else "a column"
         raise errors.refuse(f"standardise {column}", "infinity", "finite in float32", "give other constants")
     return small, learnt, [note]
+
+
+def _are_alike(constants: Mapping[str, Any], own: Mapping[str, Any], records: int) -> bool:
+    """Whether means agree up to rounding, and deviations up to their divisor, n or n - 1."""
+    pairs = [(*constants[column], *own[column]) for column in constants]
+    return all(abs(a - b) <= 1e-9 * d and abs(c - d) <= d / records for a, c, b, d in pairs)
 
 
 def printable(name: Any) -> str:
