@@ -220,6 +220,7 @@ def make_dataset(
     `about` says otherwise.
     record_shape  of features that stand in one row, such as 28,28.
     """
+    about = {"tests_drawn": test is None} | about
     train, test = divide(where, train, test)
     task, notes, prefix = about.get("task", "classes"), train.notes, f"{where}: " if where else ""
     x_train, x_test = (reshape_records(where, native(part["x"]), record_shape) for part in (train, test))

@@ -62,6 +62,7 @@ class Dataset(NamedTuple):
     bounds: tuple[UnitBound, ...] = ()  # on these units, see `of_units`; on tokens, by the cut
     tests_of_units: bool = False  # whether some of these people or texts have test records too
     class_names: ClientNames | None = None  # of classes, or of labels; None: their numbers
+    tests_drawn: bool = False  # whether the loader drew the test records of all records, so that they are of one source
 
     @property
     def __advice__(self) -> str:
@@ -266,7 +267,7 @@ def federate(
     mixed_tests = False
     if test_clients is None:
         test_clients, mixed_tests = _clients_of_tests(dataset, order, sizes)
-    mixed_tests |= dataset.tests_of_units
+    mixed_tests |= dataset.tests_of_units or (dataset.tests_drawn and isinstance(clients, Mapping))  # nobody dealt those
     names = clients if isinstance(clients, Mapping) else owners
     if names is not None and len({*map(str, names)}) < len(names):
         raise errors.refuse("names of clients", "one twice, such as 1 and '1'", "different ones", "rename one")
@@ -367,8 +368,10 @@ def _clients_of_tests(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) ->
     clients = np.repeat(np.arange(len(sizes)), sizes)
     names, first, place = np.unique(np.asarray(dataset.client_ids)[order], return_index=True, return_inverse=True)
     known = np.isin(tests, names)
-    if not np.array_equal(clients[first][place], clients) or not known.any():  # records are dealt anew, or all others'
+    if not known.any():  # all are others'
         return None, False
+    if not np.array_equal(clients[first][place], clients):  # records are dealt anew, or clients are parts of an id's
+        return None, np.unique(clients * len(names) + place).size == len(sizes)
     return (clients[first][np.searchsorted(names, tests)], False) if known.all() else (None, True)
 
 

@@ -180,7 +180,7 @@ def from_tables(
     elif split is not None:
         train, tests = _by_column(where, complete, split)
     else:
-        fraction = TEST_FRACTION if test is None else test
+        fraction, about["tests_drawn"] = TEST_FRACTION if test is None else test, True
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
         if clients is None and users is not None:  # whole users: who trains is in no test record
             people, user = np.unique(users, return_inverse=True)
