@@ -41,7 +41,9 @@ def check_data(
     check_ids(f"{where}client_ids", client_ids, len(x_train))
     check_ids(f"{where}test_client_ids", test_client_ids, len(x_test))
     if client_ids is not None and test_client_ids is not None:
-        kinds = [{"i": "integers", "u": "integers"}.get(ids.dtype.kind, "text") for ids in (client_ids, test_client_ids)]
+        kinds = [
+            {"i": "integers", "u": "integers"}.get(ids.dtype.kind, "text") for ids in (client_ids, test_client_ids)
+        ]
         if kinds[0] != kinds[1]:  # no id would be another's
             raise errors.refuse(f"{where}test_client_ids", kinds[1], f"{kinds[0]}, as client_ids are")
     outputs = targets_of(task).outputs(where, y_train, y_test, classes, vocabulary)

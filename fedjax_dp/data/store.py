@@ -267,7 +267,9 @@ def federate(
     mixed_tests = False
     if test_clients is None:
         test_clients, mixed_tests = _clients_of_tests(dataset, order, sizes)
-    mixed_tests |= dataset.tests_of_units or (dataset.tests_drawn and isinstance(clients, Mapping))  # nobody dealt those
+    mixed_tests |= dataset.tests_of_units or (
+        dataset.tests_drawn and isinstance(clients, Mapping)
+    )  # nobody dealt those
     names = clients if isinstance(clients, Mapping) else owners
     if names is not None and len({*map(str, names)}) < len(names):
         raise errors.refuse("names of clients", "one twice, such as 1 and '1'", "different ones", "rename one")

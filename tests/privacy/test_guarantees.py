@@ -84,6 +84,8 @@ def test_poisson_batches_are_accounted_under_add_remove(data):
     value = fdp.calibrate(dpnfl(batches="poisson"), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA)
     promise = fdp.guarantee(value, data, rounds=ROUNDS, delta=DELTA)
     assert promise.adjacency is Adjacency.ADD_REMOVE
+    (line,) = (line for line in promise.assumptions if "whoever joins" in line)
+    assert all(words in line for words in ("the clients", "share", "sampling rate", "divisor", "stays at its client"))
     assert 1.99 < promise.epsilon <= 2.0
     exchanged = fdp.calibrate(dpnfl(), data, rounds=ROUNDS, epsilon=2.0, delta=DELTA)
     ratio = exchanged.local.privatizer.noise_multiplier.max() / value.local.privatizer.noise_multiplier.max()
