@@ -267,10 +267,9 @@ def federate(
     mixed_tests = False
     if test_clients is None:
         test_clients, mixed_tests = _clients_of_tests(dataset, order, sizes)
-    mixed_tests |= dataset.tests_of_units or (
-        dataset.tests_drawn and isinstance(clients, Mapping)
-    )  # nobody dealt those
-    names = clients if isinstance(clients, Mapping) else owners
+    by_name = isinstance(clients, Mapping)  # whose these records are, while lists may deal them anew
+    mixed_tests |= dataset.tests_of_units or (dataset.tests_drawn and by_name)
+    names = clients if by_name else owners
     if names is not None and len({*map(str, names)}) < len(names):
         raise errors.refuse("names of clients", "one twice, such as 1 and '1'", "different ones", "rename one")
     if test_clients is not None:
