@@ -118,15 +118,19 @@ class RecordTable:
         return RecordTable(self.clients, self.units, self.notes, **columns)
 
 
-def split_each(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def split_each(
+    clients: Sequence[np.ndarray], fraction: float, seed: int, names: Sequence[Any] | np.ndarray | None = None
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Training and test rows of every client: `floor((1 - fraction) n)` of its n rows train, at least one does.
 
     So a client with one record keeps it, and one with two or more gives at least one away.
+    names  of the clients: each draws from a stream of its name, so that no other client changes its split.
     """
     errors.require_in_unit_interval("holdout", fraction)
     rng = generator("holdout", seed)
     train, test = [], []
-    for rows in row_lists(clients):
+    for client, rows in enumerate(row_lists(clients)):
+        rng = rng if names is None else generator(f"holdout of {names[client]}", seed)
         kept = max(1, int((1 - fraction) * len(rows) + 1e-9))  # 0.9 * 10 must not be 8
         order = rng.permutation(len(rows))
         train.append(rows[np.sort(order[:kept])])
@@ -138,6 +142,27 @@ def split_rows(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tup
     """Training and test rows of all clients, one after another, as `split_each` has them."""
     train, test = split_each(clients, fraction, seed)
     return np.concatenate(train), np.concatenate(test)
+
+
+def split_owners(ids: np.ndarray | None, records: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows of all records, of every owner's if `ids` `(records,)` say who that is, in order."""
+    parts, names = ([np.arange(records)], None) if ids is None else (natural(ids), np.unique(ids))
+    train, test = split_each(parts, fraction, 0, names)
+    return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
+
+
+def hold_out_owners(where: str, ids: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows, each owner's all on one side.
+
+    An owner's name alone decides. Where that holds out nobody, the one with the least draw is: one owner more or less
+    still changes the training records of one alone.
+    """
+    names, place = np.unique(ids, return_inverse=True)
+    draws = np.array([generator(f"holdout of {name}", 0).random() for name in names])
+    held = (draws <= max(fraction, draws.min()))[place]
+    if held.all():
+        raise errors.refuse(f"{where}users", f"{len(names)}, all held out", "one to train on", "give a column split")
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def choose_test(splits: Collection[str], train: str, candidates: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -158,13 +183,12 @@ def divide(where: str, train: RecordTable, test: RecordTable | None) -> tuple[Re
     """
     if test is not None:
         return train, test
-    clients = [np.arange(len(train))] if train.clients is None else natural(train.clients)
-    rows, tests = split_rows(clients, TEST_FRACTION, seed=0)
+    rows, tests = split_owners(train.clients, len(train), TEST_FRACTION)
     if not tests.size:
         raise damage_error(where, "one record of every client and no test split", "two of some client, one to test on")
     whose = "all records" if train.clients is None else "every client's records"
     train.notes.append(f"no test split: {TEST_FRACTION:.0%} of {whose}, drawn at random, are held out")
-    return train.split((np.sort(rows), np.sort(tests)))
+    return train.split((rows, tests))
 
 
 def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:

@@ -8,9 +8,15 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.client_names import plain_name
-from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import RecordTable, as_task, make_dataset, number_labels, split_rows
+from fedjax_dp.data.records import (
+    RecordTable,
+    as_task,
+    hold_out_owners,
+    make_dataset,
+    number_labels,
+    split_owners,
+)
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.tools.formats.words import is_tokenizer, text_classes
 
@@ -182,13 +188,10 @@ def from_tables(
     else:
         fraction, about["tests_drawn"] = TEST_FRACTION if test is None else test, True
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
-        if clients is None and users is not None:  # whole users: who trains is in no test record
-            people, user = np.unique(users, return_inverse=True)
-            chosen = split_rows([np.arange(len(people))], fraction, seed=0)
-            train, tests = (np.flatnonzero(np.isin(user, part)) for part in chosen)
-            whose = "the users"
+        if users is not None:  # who trains is in no test record
+            (train, tests), whose = hold_out_owners(where, users, fraction), "the users"
         else:
-            train, tests = split_rows([np.arange(len(y))] if clients is None else natural(clients), fraction, seed=0)
+            train, tests = split_owners(clients, len(y), fraction)
             whose = "records" if clients is None else "every client's records"
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
