@@ -58,7 +58,10 @@ class RecordTable:
     Columns are arrays, or lists of anything; `make_dataset` takes those named x and y.
     clients, units  text or integers `(records,)`; None if unknown. A unit is a person or a text with several records
     notes           the reader's decisions, for the user
+    drawn           whether a reader drew these records of all that it read, to test on them
     """
+
+    drawn = False
 
     def __init__(
         self,
@@ -109,13 +112,17 @@ class RecordTable:
         clients = None if self.clients is None else self.clients[rows]
         return RecordTable(clients, units, self.notes, **{name: pick(self[name]) for name in self.columns})
 
-    def split(self, rows: tuple[np.ndarray, np.ndarray]) -> tuple["RecordTable", "RecordTable"]:
-        """The records in the rows to train on and in those to test on."""
-        return self.at(rows[0]), self.at(rows[1])
+    def split(self, rows: tuple[np.ndarray, np.ndarray], drawn: bool = False) -> tuple["RecordTable", "RecordTable"]:
+        """The records in the rows to train on and in those to test on, which a reader may have drawn."""
+        train, test = self.at(rows[0]), self.at(rows[1])
+        test.drawn = drawn
+        return train, test
 
     def with_columns(self, **columns: Any) -> "RecordTable":
         """The same records with other columns."""
-        return RecordTable(self.clients, self.units, self.notes, **columns)
+        table = RecordTable(self.clients, self.units, self.notes, **columns)
+        table.drawn = self.drawn
+        return table
 
 
 def split_each(
@@ -188,7 +195,7 @@ def divide(where: str, train: RecordTable, test: RecordTable | None) -> tuple[Re
         raise damage_error(where, "one record of every client and no test split", "two of some client, one to test on")
     whose = "all records" if train.clients is None else "every client's records"
     train.notes.append(f"no test split: {TEST_FRACTION:.0%} of {whose}, drawn at random, are held out")
-    return train.split((rows, tests))
+    return train.split((rows, tests), drawn=True)
 
 
 def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
@@ -244,7 +251,6 @@ def make_dataset(
     `about` says otherwise.
     record_shape  of features that stand in one row, such as 28,28.
     """
-    about = {"tests_drawn": test is None} | about
     train, test = divide(where, train, test)
     task, notes, prefix = about.get("task", "classes"), train.notes, f"{where}: " if where else ""
     x_train, x_test = (reshape_records(where, native(part["x"]), record_shape) for part in (train, test))
@@ -265,7 +271,7 @@ def make_dataset(
     shared = False
     if train.units is not None and test.units is not None:
         shared = bool(np.isin(test.units, train.units).any())
-    units = {"unit_ids": train.units, "tests_of_units": shared}
+    units = {"unit_ids": train.units, "tests_of_units": shared, "tests_drawn": test.drawn}
     about = {"scale": 1 / 255 if x_train.dtype == np.uint8 else 1.0, **units, **about}
     about |= {"classes": outputs, "client_ids": clients, "test_client_ids": test_clients}
     y_train, y_test = as_stored(task, y_train), as_stored(task, y_test)

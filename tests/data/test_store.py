@@ -6,7 +6,7 @@ import pytest
 
 from fedjax_dp import data
 from fedjax_dp.data import Dataset
-from fedjax_dp.data.records import RecordTable, make_dataset
+from fedjax_dp.data.records import RecordTable, divide, make_dataset
 
 
 def image_set(records=12):
@@ -53,10 +53,12 @@ def test_natural_clients_are_tested_on_their_own_records(kind):
 def test_tests_that_a_loader_drew_are_the_clients_whom_its_user_names():
     """As their other records: a dictionary names clients, while lists may be dealt anew."""
     x, y = np.arange(60.0)[:, None], np.arange(60) % 2
+    read = RecordTable(z=x, y=y)  # whose features a reader makes after it has drawn
     drawn = make_dataset("toy", "", RecordTable(x=x, y=y), None)
     apart = make_dataset("toy", "", RecordTable(x=x, y=y), RecordTable(x=x, y=y))
+    text = make_dataset("toy", "", *(part.with_columns(x=part["z"], y=part["y"]) for part in divide("", read, None)))
     parts = data.natural(np.arange(len(drawn.x_train)) % 3)
-    for dataset, own in ((drawn, True), (apart, False)):
+    for dataset, own in ((drawn, True), (text, True), (apart, False)):
         assert data.federate(dataset, dict(zip("abc", parts))).holds_tests is own
         assert not data.federate(dataset, parts).holds_tests
 

@@ -181,12 +181,13 @@ def from_tables(
             raise errors.refuse(f"{where}labels", f"{classes}", "two, for task binary", "or take task classes")
         classes = 1 if task == "binary" else classes
     users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in complete])
+    drawn = not test_tables and split is None
     if test_tables:
         train, tests = np.split(np.arange(len(y)), [sum(len(part.frame) for part in tables)])
     elif split is not None:
         train, tests = _by_column(where, complete, split)
     else:
-        fraction, about["tests_drawn"] = TEST_FRACTION if test is None else test, True
+        fraction = TEST_FRACTION if test is None else test
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
         if users is not None:  # who trains is in no test record
             (train, tests), whose = hold_out_owners(where, users, fraction), "the users"
@@ -197,7 +198,7 @@ def from_tables(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
         )
     if texts is not None:
-        rows = RecordTable(clients, users, notes, text=sentences, y=y).split((train, tests))
+        rows = RecordTable(clients, users, notes, text=sentences, y=y).split((train, tests), drawn)
         return text_classes(name, file, *rows, texts, classes, class_names=class_names, **about)
     names = [f"{c}={word}" for c in features for word in columns.categories.get(c, [""])]
     learnt: tuple[str, ...] = ()
@@ -205,7 +206,7 @@ def from_tables(
         x, learnt, more = _standardise(where, x, train, features, columns)
         notes += more
     notes += _warn_of_sizes(x, [one.removesuffix("=") for one in names], bool(file))
-    parts = RecordTable(clients, users, notes, x=x, y=y).split((train, tests))
+    parts = RecordTable(clients, users, notes, x=x, y=y).split((train, tests), drawn)
     about |= {"task": task, "learnt": learnt}
     return make_dataset(name, file, *parts, classes=classes, class_names=class_names, **about)
 
