@@ -104,6 +104,7 @@ def test_noise_on_whole_clients_hides_their_users_too():
     stated = fdp.guarantee(fdp.dp_fedavg(**common, clip_norm=1.0, noise_multiplier=1.0), data, rounds=5, delta=DELTA)
     assert stated.unit is Unit.CLIENT
     assert "which records are kept of a user is fixed beforehand: with or without a client" in stated.assumptions
+    assert any("shares and all divisors are public constants, whoever takes" in line for line in stated.assumptions)
 
 
 def several(records=2, clients=2, sizes=(40, 40, 40), **data):
