@@ -18,6 +18,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
 from fedjax_dp.accounting.composed_phases import same_clients, worst_of
 from fedjax_dp.algorithms import optimal_probabilities
+from fedjax_dp.display import upward
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models import freeze, logistic_regression, read_start
@@ -146,7 +147,9 @@ def test_noise_is_found_for_what_the_first_phase_leaves(made):
     first = made["private result"].guarantee.epsilon
     noised = fdp.calibrate(private(), DATA, epsilon=first * 1.05, **words)
     assert first * 1.04 < fdp.guarantee(noised, DATA, **words).epsilon <= first * 1.05
-    with pytest.raises(errors.ConfigurationError, match=f"above {first:.4g}, which algorithm on first, 1 round cost"):
+    with pytest.raises(
+        errors.ConfigurationError, match=f"above {upward(first)}, which algorithm on first, 1 round cost"
+    ):
         fdp.calibrate(private(), DATA, epsilon=first * 0.9, **words)
     run = plan_run(private(), DATA, rounds=2, terms=PrivacyTerms(delta=1e-3, stop_at_epsilon=first * 0.9), model=model)
     with pytest.raises(errors.ConfigurationError, match="which the first round costs"):
@@ -408,7 +411,7 @@ def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
     assert setup.guarantee.view is run.view
     assert "the model of dpnfl on first, 2 rounds, whose own releases are not attacked" in setup.guarantee.caveat
     verdict = verdict_of(setup, None)
-    assert f"epsilon {setup.epsilon:.4g} is stated of the training alone at delta 0.001" in verdict
+    assert f"epsilon {upward(setup.epsilon)} is stated of the training alone at delta 0.001" in verdict
     assert "epsilon 3 is claimed at delta" in verdict_of(setup, 3.0)
 
 
