@@ -12,9 +12,9 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 46_288,
-    "lines of tools": 19_031,
-    "lines of tests": 46_706,
+    "lines of the core": 46_311,
+    "lines of tools": 19_050,
+    "lines of tests": 46_732,
 }
 
 

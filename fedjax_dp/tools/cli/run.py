@@ -197,7 +197,9 @@ def _privacy_by_round(result: dict[str, Any], place: str) -> list[tuple[str, str
 
 def within(epsilon: float | None, budget: Any) -> str:
     """That a budget is met, where the number does not read like it."""
-    return f"within {budget:g}: " if spends(epsilon, budget) and upward(epsilon) != f"{budget:.4g}" else ""
+    if epsilon is None or not spends(epsilon, budget) or upward(epsilon) == f"{budget:.4g}":
+        return ""
+    return f"within {budget:g}: "
 
 
 def _next(guarantee: dict[str, Any], place: str) -> str:
