@@ -12,9 +12,9 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 46_165,
-    "lines of tools": 19_127,
-    "lines of tests": 46_707,
+    "lines of the core": 46_311,
+    "lines of tools": 19_159,
+    "lines of tests": 46_940,
 }
 
 

@@ -151,10 +151,14 @@ class SavedRun:
             self._export_for_peft(path, merged, described)
             return path
         params = self.whole if merged else self.params
-        ledger = phases.ledger_of_parameters(self._ledger, parameters.by_name(params), self.round)
+        ledger = phases.ledger_of_parameters(self._public_ledger, parameters.by_name(params), self.round)
         with folders.storage_errors(path, "make room, or write elsewhere"):
             parameters.write(path, params, ledger, described, new=True)
         return path
+
+    @property
+    def _public_ledger(self) -> str:
+        return phases.without_digests(self._ledger, names=True)
 
     def _export_for_peft(self, path: pathlib.Path, merged: bool, described: Mapping[str, str]) -> None:
         model, base = self.model, configs.folder_of(self._manifest["config"].get("model"))
@@ -174,7 +178,7 @@ class SavedRun:
         else:
             tensors, text = adapters.adapter_files(model, self.params, base or model.origins[0].name)
             files, name = files | {ADAPTER[0]: text.encode()}, ADAPTER[1]
-        ledger = phases.ledger_of_parameters(self._ledger, tensors, self.round)
+        ledger = phases.ledger_of_parameters(self._public_ledger, tensors, self.round)
         if path.exists() or not path.parent.is_dir():
             wanted = "a new folder in an existing one"
             raise errors.refuse("folder to export to", str(path), wanted, "give another name, or remove it")

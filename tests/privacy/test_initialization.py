@@ -18,6 +18,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
 from fedjax_dp.accounting.composed_phases import same_clients, worst_of
 from fedjax_dp.algorithms import optimal_probabilities
+from fedjax_dp.display import upward
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models import freeze, logistic_regression, read_start
@@ -48,6 +49,11 @@ def federated(x, y, name="own"):
 
 DATA = federated(DIGITS.x_train, DIGITS.y_train, "first")
 OTHER = federated(OTHERS, np.arange(700) % 10, "other")
+
+
+def stored(data, folder):
+    fdp.data.save_store(data, folder)
+    return fdp.data.open_store(folder)
 
 
 def private():
@@ -92,16 +98,17 @@ def made(tmp_path_factory):
         doors = {"result": result, "opened": run, "folder": folder / name, "checkpoint": checkpoint, "copy": copy}
         found |= {f"{name} {door}": start for door, start in (doors | files).items()}
         found[f"{name} bare"] = bare(run, folder / f"{name}-bare.npz")
-    model = freeze(NETWORK, start=found["private npz"])
+    model = freeze(NETWORK, start=found["private folder"])
     fdp.run(private(), DATA, rounds=2, out=folder / "second", delta=1e-3, model=model)
     return found | {"second": folder / "second"}
 
 
-DOORS = ("result", "opened", "folder", "checkpoint", "copy", "npz", "safetensors")
+DOORS = ("result", "opened", "folder", "checkpoint", "copy")
+EXPORTS = ("npz", "safetensors", "bare")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("door", usual(DOORS, ("result", "npz")))
+@pytest.mark.parametrize("door", usual(DOORS, ("result", "copy")))
 def test_through_no_door_a_model_of_these_records_is_a_public_start(made, door):
     """Without privacy there is none; with some, epsilon is of both phases. No word to the contrary is heard."""
     both = together(events(1), events(2))
@@ -119,13 +126,30 @@ def test_through_no_door_a_model_of_these_records_is_a_public_start(made, door):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", EXPORTS)
+def test_an_export_has_no_checksum_of_records_and_costs_what_its_worst_client_paid(made, kind):
+    """Whoever has all other records could test the last one by it: no epsilon of the model would hold."""
+    file = made[f"private {kind}"]
+    assert DATA.checksum.encode() in (made["private folder"] / "ledger.jsonl").read_bytes()
+    assert DATA.checksum not in read_start(file).origin.ledger
+    if file.suffix == ".safetensors":
+        assert DATA.checksum.encode() not in file.read_bytes()
+    found = promise(file)
+    np.testing.assert_allclose(found.epsilons, together([worst_of(events(1))] * 10, events(2)), rtol=1e-9)
+    assert np.isinf(promise(made[f"open {kind}"]).epsilon)
+    assert str(promise(file, **PUBLIC)).startswith("of the training alone")
+
+
+@pytest.mark.slow
 def test_noise_is_found_for_what_the_first_phase_leaves(made):
-    model = freeze(NETWORK, start=made["private npz"])
+    model = freeze(NETWORK, start=made["private folder"])
     words = {"rounds": 2, "delta": 1e-3, "model": model}
     first = made["private result"].guarantee.epsilon
     noised = fdp.calibrate(private(), DATA, epsilon=first * 1.05, **words)
     assert first * 1.04 < fdp.guarantee(noised, DATA, **words).epsilon <= first * 1.05
-    with pytest.raises(errors.ConfigurationError, match=f"above {first:.4g}, which algorithm on first, 1 round cost"):
+    with pytest.raises(
+        errors.ConfigurationError, match=f"above {upward(first)}, which algorithm on first, 1 round cost"
+    ):
         fdp.calibrate(private(), DATA, epsilon=first * 0.9, **words)
     run = plan_run(private(), DATA, rounds=2, terms=PrivacyTerms(delta=1e-3, stop_at_epsilon=first * 0.9), model=model)
     with pytest.raises(errors.ConfigurationError, match="which the first round costs"):
@@ -155,7 +179,7 @@ def test_where_epsilon_and_delta_alone_are_known_they_compose(made):
 
 @pytest.mark.slow
 def test_phases_of_another_unit_are_two_guarantees(made):
-    model = freeze(NETWORK, start=made["private npz"])
+    model = freeze(NETWORK, start=made["private folder"])
     central = fdp.dp_fedavg(clip_norm=1.0, noise_multiplier=1.0, **LOCAL)
     with pytest.raises(errors.ConfigurationError, match=r"0\.1277 is for one record .* two guarantees") as caught:
         fdp.guarantee(central, DATA, rounds=2, delta=1e-3, model=model)
@@ -164,9 +188,9 @@ def test_phases_of_another_unit_are_two_guarantees(made):
 
 @pytest.mark.slow
 def test_a_second_phase_keeps_the_ledger_of_the_first_and_has_one_epsilon_of_both(made, capsys):
-    text, before = (made["second"] / "ledger.jsonl").read_text(), read_start(made["private npz"]).origin.ledger
+    text, before = (made["second"] / "ledger.jsonl").read_text(), read_start(made["private folder"]).origin.ledger
     assert text.startswith(before)
-    run = fdp.open_run(made["second"], model=freeze(NETWORK, start=made["private npz"]))
+    run = fdp.open_run(made["second"], model=freeze(NETWORK, start=made["private folder"]))
     assert run.as_start().origin.ledger.startswith(before)
     assert Guarantee.from_full_dict(run.guarantee.to_full_dict()) == run.guarantee
     ledger = read_ledger(made["second"])
@@ -250,7 +274,7 @@ def test_a_run_does_not_go_on_with_another_start_of_the_same_shape(tmp_path):
 def test_a_stop_by_a_test_set_that_the_first_phase_may_have_trained_on_has_no_epsilon(tmp_path):
     start = begun(tmp_path / "a.npz", DATA)
     moved = federated(DIGITS.x_train[100:], DIGITS.y_train[100:], "first")  # the others may be in the test set
-    for data, closed in ((DATA, False), (moved, True)):
+    for data, closed in ((DATA, False), (stored(DATA, tmp_path / "store"), False), (moved, True)):
         model = freeze(NETWORK, start=start)
         found = fdp.guarantee(private(), data, rounds=2, delta=1e-3, model=model, stop="accuracy=0.9")
         assert np.isinf(found.epsilon) is np.bool_(closed)
@@ -263,7 +287,8 @@ def test_one_client_is_not_one_client_of_the_same_data_divided_anew(tmp_path):
     start = begun(tmp_path / "a.npz", DATA, noised)
     words = "was at most one client of the earlier phases"
     fewer = federated(DIGITS.x_train[100:], DIGITS.y_train[100:], "first")  # as the same clients may have next month
-    for data, known in ((DATA, True), (federated(DIGITS.x_train[::-1], DIGITS.y_train[::-1], "first"), False)):
+    anew = federated(DIGITS.x_train[::-1], DIGITS.y_train[::-1], "first")
+    for data, known in ((DATA, True), (stored(DATA, tmp_path / "store"), True), (anew, False)):
         found = fdp.guarantee(noised, data, rounds=1, delta=1e-3, model=freeze(NETWORK, start=start))
         assert np.isfinite(found.epsilon) == known
         assert ("one client here is several there" in str(found)) is not known
@@ -296,7 +321,7 @@ def test_two_private_starts_have_no_epsilon_as_their_noise_may_cancel(tmp_path):
 
 @pytest.mark.slow
 def test_a_start_and_what_began_with_it_are_one_row_of_phases(made):
-    first = freeze(NETWORK, "**kernel", start=made["private npz"])
+    first = freeze(NETWORK, "**kernel", start=made["private folder"])
     again = freeze(first, start=made["second"])
     assert len(again.origins) == 2
     found = fdp.guarantee(private(), DATA, rounds=1, delta=1e-3, model=again)
@@ -386,7 +411,7 @@ def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
     assert setup.guarantee.view is run.view
     assert "the model of dpnfl on first, 2 rounds, whose own releases are not attacked" in setup.guarantee.caveat
     verdict = verdict_of(setup, None)
-    assert f"epsilon {setup.epsilon:.4g} is stated of the training alone at delta 0.001" in verdict
+    assert f"epsilon {upward(setup.epsilon)} is stated of the training alone at delta 0.001" in verdict
     assert "epsilon 3 is claimed at delta" in verdict_of(setup, 3.0)
 
 

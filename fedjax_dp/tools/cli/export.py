@@ -16,8 +16,8 @@ RUN is the folder of a run; its newest checkpoint is used. Parameters are named 
 Dense_0/kernel. A .safetensors file also contains configuration, rounds and Guarantee. If a part of the model is frozen,
 only the trained parameters are written; --merged writes all, with low-rank terms added.
 
-Every file contains the run's ledger, so that a run that starts from it knows what it was trained on: a checksum of all
-records and a digest of all clients' names tell whether these are the same."""
+Every file contains the run's ledger, so that a run that starts from it knows what it was trained on. The ledger has no
+checksum of the records, by which whoever has all of them but one could find that one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_dp import errors
 from fedjax_dp.accounting import Claim, Guarantee, Verdict
 from fedjax_dp.accounting.guarantee import delta_warnings, no_privacy
-from fedjax_dp.display import Card, displayed, finite
+from fedjax_dp.display import Card, displayed, downward, finite, upward
 from fedjax_dp.tools.deployments import templates
 from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, ReleaseKind, names_of
 from fedjax_dp.tools.deployments.idle import require_use
@@ -39,7 +39,7 @@ REMEDIES = 3  # shown
 def in_words(epsilon: float | None) -> str:
     if epsilon is None or math.isinf(epsilon):
         return "none"
-    return f"above {MOST_DIGITS:g}" if epsilon > MOST_DIGITS else f"{epsilon:.3g}"
+    return f"above {MOST_DIGITS:g}" if epsilon > MOST_DIGITS else upward(epsilon, 3)
 
 
 @displayed
@@ -235,7 +235,7 @@ def _verdict(case: Case, codes: set[str], total: Guarantee | None) -> tuple[Verd
             return Verdict.CONDITIONAL, f"epsilon {in_words(proved)} is proved for a client that is replaced"
         least = mechanism.attained_epsilon(delta)
         if least > claimed * (1 + SLACK):
-            return Verdict.WRONG, f"two real neighbours attain {in_words(least)}"
+            return Verdict.WRONG, f"two real neighbours attain {downward(least, 3)}"
         return Verdict.CONDITIONAL, f"not proved; epsilon {in_words(proved)} is"
     if proved > claimed and (least := mechanism.attained_epsilon(delta)) > claimed:
         return Verdict.CONDITIONAL, f"true if rounded up: two real neighbours attain {least:.6g}"
@@ -249,6 +249,8 @@ def _verdict(case: Case, codes: set[str], total: Guarantee | None) -> tuple[Verd
         )
     if case.deployment.assumes:
         return Verdict.CONDITIONAL, f"true if {', '.join(case.deployment.assumes)}"
+    if proved > claimed:  # by less than what grids of losses may add
+        return Verdict.HOLDS, f"epsilon {proved:.6g} is proved, which the accountant may have rounded up by 0.1%"
     return Verdict.HOLDS, f"epsilon {in_words(proved)} is proved"
 
 
@@ -262,7 +264,7 @@ def _remedies(
     if mechanism.epsilon(claim.delta) <= claim.epsilon * (1 + SLACK):
         return lines
     try:
-        factors = [f"{factor:.3g}" for factor in mechanism.factors_for(claim.epsilon, claim.delta)]
+        factors = [upward(factor, 3) for factor in mechanism.factors_for(claim.epsilon, claim.delta)]
     except errors.ConfigurationError:
         return lines
     own = [f"noise x {', '.join(factors[:10])}"]

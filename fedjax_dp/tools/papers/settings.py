@@ -23,6 +23,7 @@ from fedjax_dp.accounting.accountants import ATTAINED, epsilon_of
 from fedjax_dp.accounting.calibrate import noise_multiplier_for
 from fedjax_dp.accounting.guarantee import Claim, Verdict
 from fedjax_dp.accounting.participation import participation_quantile, participation_tail
+from fedjax_dp.display import downward, upward
 from fedjax_dp.tools.papers import theorems
 from fedjax_dp.tools.papers.row import PaperRow
 from fedjax_dp.tools.papers.wang import WANG_RDP
@@ -49,7 +50,7 @@ Tasks = Iterator[Callable[[], PaperRow]]
 
 def _in_words(epsilon: float) -> str:
     """An attained epsilon in words; losses above 700 are not resolved."""
-    return f"{epsilon:.4g}" if math.isfinite(epsilon) else "more than 700"
+    return upward(epsilon) if math.isfinite(epsilon) else "more than 700"
 
 
 def _fixed_size(batch: int, records: int, count: int, noise: float = 1.0) -> GaussianSteps:
@@ -186,7 +187,7 @@ def _cpfed_judge(
         attained = epsilon_of(GaussianSteps(2 * noise, FullBatch(), RO, steps * config.rounds), delta)
         return Verdict.WRONG, (
             f"of the other clients only the last step's noise is certain to reach the sum: a linear loss among clients "
-            f"whose steps forget their start attains {attained:.4g}"
+            f"whose steps forget their start attains {downward(attained)}"
         )
     if full:
         return Verdict.WRONG, (
@@ -233,7 +234,7 @@ def _acs_theorem1(data: str, records: int, draws: int, participations: int, cons
     spent = event.scaled(2 * noise)
     provable, attained = epsilon_of(spent, DELTA_ACS), epsilon_of(spent, DELTA_ACS, ATTAINED)
     if attained > epsilon:
-        verdict, reason = Verdict.WRONG, f"two real neighbours attain {attained:.4g}"
+        verdict, reason = Verdict.WRONG, f"two real neighbours attain {downward(attained)}"
     else:
         verdict = Verdict.HEURISTIC
         reason = "the paper gives an order of magnitude without a constant; also, q is computed from unprotected norms"
@@ -381,7 +382,7 @@ def _moments_row(setting: str, batch: int, records: int, steps: int, noise: floa
     verdict = Verdict.WRONG if attained > claimed else Verdict.HEURISTIC
     reason = (
         "proved for Poisson batches under add-remove; batches of fixed size under replace-one "
-        f"attain {attained:.4g} with the same noise"
+        f"attain {downward(attained)} with the same noise"
     )
     claim = Claim("moments accountant on fixed-size batches", claimed, delta, verdict, reason)
     return PaperRow("moments", setting, claim, epsilon_of(event, delta), noise, tight, "noise multiplier")

@@ -10,9 +10,9 @@ from typing import Any
 
 from fedjax_dp import __version__, errors
 from fedjax_dp.accounting import Adjacency, Unit, View
-from fedjax_dp.accounting.guarantee import FLOAT_NOISE, mark_of, with_mark
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, epsilon_text, mark_of, with_mark
 from fedjax_dp.accounting.plain_words import MUCH
-from fedjax_dp.display import count
+from fedjax_dp.display import count, upward
 from fedjax_dp.tools.reports import shared
 from fedjax_dp.tools.reports.contents import Block, FactList, Listing, Prose, Report, Section
 
@@ -75,7 +75,7 @@ def _promise(guarantee: Mapping[str, Any]) -> list[Block]:
 def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The terms that epsilon depends on, each number with its meaning."""
     unit, view, delta = Unit(guarantee["unit"]), View(guarantee["view"]), guarantee["delta"]
-    low, high = f"{guarantee['epsilon_min']:.4g}", f"{guarantee['epsilon']:.4g}"
+    low, high = upward(guarantee["epsilon_min"]), upward(guarantee["epsilon"])
     whose = "for every client" if low == high else f"for the least protected client; {low} for the best protected"
     adjacency = Adjacency(guarantee["adjacency"])
     terms = [
@@ -98,7 +98,11 @@ def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tupl
     ]
     others = [
         f"{View(other['view'])}: "
-        + ("no promise" if other["epsilon"] is None else f"epsilon {other['epsilon']:.4g} at delta {other['delta']:g}")
+        + (
+            "no promise"
+            if other["epsilon"] is None
+            else f"{epsilon_text(other['epsilon'])} at delta {other['delta']:g}"
+        )
         for other in guarantee["elsewhere"]
     ]
     return [*terms, *([("against others", f"{'; '.join(others)}.")] if others else [])]
@@ -106,7 +110,7 @@ def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tupl
 
 def _by_client(guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Every client with its epsilon, where these differ; of very many where to find them."""
-    every = [f"{epsilon:.4g}" for epsilon, alike in guarantee["epsilons"] for _ in range(alike)]
+    every = [upward(epsilon) for epsilon, alike in guarantee["epsilons"] for _ in range(alike)]
     if len(set(every)) == 1:
         return []
     if len(every) > MANY:
