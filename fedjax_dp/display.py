@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import decimal
 import functools
 import html
 import io
@@ -144,6 +145,22 @@ def facts_of(value: Any, indent: str = "") -> dict[str, str]:
 def count(number: int, what: str) -> str:
     """A number with its noun: 1 client, 2,000 clients."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
+def upward(number: float, digits: int = 4) -> str:
+    """A number in so many digits, rounded up, such as an epsilon; rounding errors of floats do not count."""
+    return _rounded(number, digits, decimal.ROUND_CEILING, number - 1e-9 * abs(number))
+
+
+def downward(number: float, digits: int = 4) -> str:
+    """A number in so many digits, rounded down: a lower bound, or what is left of a budget."""
+    return _rounded(number, digits, decimal.ROUND_FLOOR, number + 1e-9 * abs(number))
+
+
+def _rounded(number: float, digits: int, rounding: str, exact: float) -> str:
+    if not math.isfinite(number):
+        return f"{number}"
+    return f"{float(decimal.Context(digits, rounding).create_decimal_from_float(exact)):.{digits}g}"
 
 
 def half(number: float) -> str:

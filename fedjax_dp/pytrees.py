@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import textwrap
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar, dataclass_transform
 
 import jax
@@ -128,9 +128,14 @@ def value(cls: type[T]) -> type[T]:
 
 def checksum(*trees: Any) -> str:
     """Checksum of the arrays of pytrees, which are read in place."""
+    return checksum_of_arrays(jax.tree.leaves(trees))
+
+
+def checksum_of_arrays(arrays: Iterable[Any]) -> str:
+    """Checksum of arrays end to end, one in memory at a time."""
     total = 0
-    for leaf in jax.tree.leaves(trees):
-        total = zlib.crc32(np.ascontiguousarray(leaf).view(np.uint8).reshape(-1).data, total)
+    for array in arrays:
+        total = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data, total)
     return f"{total:08x}"
 
 

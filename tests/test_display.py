@@ -12,7 +12,7 @@ from helpers import ragged_data
 from sweep_points import point
 
 import fedjax_dp as fdp
-from fedjax_dp.display import LINES, WIDTH, Card, Table, displayed, duration, size, words
+from fedjax_dp.display import LINES, WIDTH, Card, Table, displayed, downward, duration, size, upward, words
 
 ENTRIES = [entry for entry in fdp.CATALOGUE.values() if entry.private][:6]
 
@@ -49,7 +49,7 @@ def test_everything_that_is_shown_fits_in_twenty_lines(ran):
     said = shown(result)
     assert f"{result.test_accuracy:.4f}" in said
     assert {"test_accuracy", "test_loss", "guarantee"} <= set(dir(result))
-    assert f"{result.guarantee.epsilon:.4g}" in said
+    assert upward(result.guarantee.epsilon) in said
     assert "..." in said
     assert "40" in said.splitlines()[-1]  # the last evaluation is there
     shown(result.simulation)
@@ -126,3 +126,17 @@ def test_help_of_an_algorithm_fits_a_screen_and_says_every_keyword(entry):
     text = pydoc.render_doc(entry, renderer=pydoc.plaintext)
     assert all(f"  {name}: " in text for name in inspect.signature(entry).parameters if name not in entry.fixes)
     assert len(text.splitlines()) <= 50
+
+
+def test_a_bound_is_printed_on_its_safe_side():
+    """To the nearest digit, as by `:.4g`, half of all epsilons read below what was proved."""
+    numbers = np.random.default_rng(0).lognormal(0, 5, 2000)
+    digits = [(float(downward(x)), float(f"{x:.4g}"), float(upward(x))) for x in numbers]
+    low, nearest, high = np.transpose(digits)
+    assert np.all(low <= numbers)
+    assert np.all(numbers <= high)
+    assert np.all((nearest == low) | (nearest == high))
+    assert 0.4 < np.mean(nearest < numbers) < 0.6
+    exact = [(upward(x), downward(x)) for x in (0.1 + 0.2, 8.0, 7.999999999999, 1e-5, 123456.0 * 1000)]
+    assert exact == [("0.3", "0.3"), ("8", "8"), ("8", "8"), ("1e-05", "1e-05"), ("1.235e+08", "1.234e+08")]
+    assert upward(np.inf) == "inf"

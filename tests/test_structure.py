@@ -12,9 +12,9 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 46_331,
-    "lines of tools": 19_040,
-    "lines of tests": 46_699,
+    "lines of the core": 46_470,
+    "lines of tools": 19_183,
+    "lines of tests": 47_118,
 }
 
 

@@ -137,8 +137,10 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     Noise:     integer (Skellam) noise, even as a part of the event, is covered by "rdp" alone; choices with Gumbel
                noise by "rdp" and "zcdp".
     Errors:    "pld": at most 5e-4 above the exact epsilon of its pairs, relative, up to 1e6 steps and for delta down to
-               1e-8; below, and where single losses exceed 700 nats, "rdp" is used where it is better, as rounding
-               errors and such losses are counted against delta; above 700 nats also the bound that publishes the draw.
+               1e-8, unless sampling is so rare that the grid is coarser than a 20th of a loss's deviation (`ATTAINED`
+               falls by what that adds); below, and where single losses exceed 700 nats, "rdp" is used where it is
+               better, as rounding errors and such losses are counted against delta; above 700 nats also the bound that
+               publishes the draw.
                For ATTAINED, infinity means that the losses are not resolved.
     Raises:    NotCoveredError if the accountant has no theorem for the event; ValueError if delta is outside (0, 1).
     """
@@ -160,7 +162,7 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
     if chosen is ATTAINED and isinstance(cost, pld.Losses):
         if math.isfinite(epsilon):  # below the curve by all mass that was moved to infinity, or is a rounding error
             epsilon = cost.epsilon(delta + 2 * max(loss.infinite_mass for loss in cost.directions))
-        return epsilon * (1 - _rounded_up(event))
+        return epsilon * max(1 - _rounded_up(event), 0.0)
     if chosen is ACCOUNTANTS["pld"] and (delta < RESOLVED or math.isinf(epsilon)):
         with contextlib.suppress(NotCoveredError):
             epsilon = min(epsilon, epsilon_of(event, delta, "rdp"))  # of upper bounds, all rigorous
@@ -171,9 +173,12 @@ def epsilon_of(event: Event, delta: float, accountant: str | Accountant = "pld")
 
 
 def _rounded_up(event: Event) -> float:
-    """What the grids on which its losses stand may have added to an epsilon, relative."""
-    laws = (pair for step, _ in event.leaves() for one in step.attained_pairs() for pair in one.pairs)
-    return ON_A_GRID if any(isinstance(law, DiscretePair) for law in laws) else ROUNDED_UP
+    """What the grids on which its losses stand may have added to an epsilon, relative: by the square of the spacing."""
+    attained = operator.methodcaller("attained_pairs")
+    laws = (pair for step, _ in event.leaves() for one in attained(step) for pair in one.pairs)
+    least = ON_A_GRID if any(isinstance(law, DiscretePair) for law in laws) else ROUNDED_UP
+    _, ratio = pld.spacing_for(event, attained)
+    return least * ratio**2
 
 
 def about_at(accountant: str, delta: float) -> str:

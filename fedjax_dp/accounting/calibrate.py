@@ -8,6 +8,7 @@ from fedjax_dp.accounting.accountants import Accountant, accountant_named, epsil
 from fedjax_dp.accounting.events import AnyOf, Composed, Event, Past
 from fedjax_dp.accounting.gaussian import gaussian_noise
 from fedjax_dp.accounting.neighbours import NotCoveredError
+from fedjax_dp.display import upward
 
 LARGEST_NOISE = 1e6
 SMALLEST_NOISE = 0.05  # where delta alone covers the chance of being sampled, less noise would do, but nobody wants it
@@ -59,7 +60,7 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
         return max(noise_factor_for(part, epsilon, delta, chosen) for part in event.parts)
     if event.scaled(2.0) == event:
         if not (fixed := epsilon_of(event, delta, chosen)) <= epsilon:
-            raise UnreachableError(f"epsilon must be at least {fixed:.4g}, as that noise is fixed, got {epsilon:g}")
+            raise UnreachableError(f"epsilon must be at least {upward(fixed)}, as that noise is fixed, got {epsilon:g}")
         return 0.0
     first: float = next(step.noise_multiplier for step, _ in event.leaves())
     event = event.scaled(1 / first)
@@ -67,7 +68,7 @@ def noise_factor_for(event: Event, epsilon: float, delta: float, accountant: str
     before = [part for part in event.parts if isinstance(part, Past)] if isinstance(event, Composed) else []
     spent = epsilon_of(Composed(tuple(before)), delta, chosen)
     if not epsilon > spent:
-        raise UnreachableError(f"epsilon must be above the {spent:.4g} that was spent before, got {epsilon:g}")
+        raise UnreachableError(f"epsilon must be above the {upward(spent)} that was spent before, got {epsilon:g}")
     epsilon -= spent
 
     def cost(factor: float) -> float:

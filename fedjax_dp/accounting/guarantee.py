@@ -12,7 +12,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.plain_words import AttackBounds
 from fedjax_dp.accounting.views import View
-from fedjax_dp.display import Card, displayed, finite
+from fedjax_dp.display import Card, displayed, finite, upward
 
 FLOAT_NOISE = "noise comes from a seeded float32 generator: it measures utility and protects nobody's data"
 
@@ -48,7 +48,7 @@ class Claim:
     rounds: int | None = None  # how many of a client's rounds it is about, where not about all
 
     def __str__(self) -> str:
-        text = "says nothing here" if self.epsilon is None else f"epsilon {self.epsilon:.4g} at delta {self.delta:g}"
+        text = "says nothing here" if self.epsilon is None else f"{epsilon_text(self.epsilon)} at delta {self.delta:g}"
         return f"{self.source}: {text} ({self.verdict}: {self.reason})"
 
     def to_dict(self) -> dict[str, Any]:
@@ -89,7 +89,7 @@ class EarlierPhase(NamedTuple):
 
 
 def epsilon_text(epsilon: float) -> str:
-    return "infinite epsilon" if math.isinf(epsilon) else f"epsilon {epsilon:.4g}"
+    return "infinite epsilon" if math.isinf(epsilon) else f"epsilon {upward(epsilon)}"
 
 
 class DeploymentSummary(NamedTuple):
@@ -245,8 +245,8 @@ class Guarantee:
         if self.deployment is not None:
             return f"{before}{self._of_deployment(self.deployment, adjacency)}"
         return (
-            f"{before}epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) "
-            f"against {self.view}; {self._phases}{self._spread}accountant: {self.accountant}."
+            f"{before}{epsilon_text(self.epsilon)} at delta {self.delta:g} for one {self.unit} "
+            f"({adjacency} neighbours) against {self.view}; {self._phases}{self._spread}accountant: {self.accountant}."
         )
 
     @property
@@ -262,7 +262,7 @@ class Guarantee:
     @property
     def _spread(self) -> str:
         """How the epsilons of clients differ, as far as the shown digits do."""
-        clients, low, high = len(self.epsilons), f"{self.epsilon_min:.4g}", f"{self.epsilon:.4g}"
+        clients, low, high = len(self.epsilons), upward(self.epsilon_min), upward(self.epsilon)
         if clients == 1:
             return ""
         if low == high:
@@ -272,15 +272,15 @@ class Guarantee:
         if self.names:
             low_of, high_of = (f" ({self._whose(epsilon)})" for epsilon in (self.epsilon_min, self.epsilon))
         return (
-            f"over {clients} clients epsilon is min {low}{never}{low_of}, median {self.epsilon_median:.4g}, "
+            f"over {clients} clients epsilon is min {low}{never}{low_of}, median {upward(self.epsilon_median)}, "
             f"max {high}{high_of}; "
         )
 
     def _of_deployment(self, of: DeploymentSummary, adjacency: str) -> str:
         own = math.inf if self.own is None else self.own
-        shown = "an infinite epsilon" if math.isinf(own) else f"epsilon {own:.4g}"
+        shown = "an infinite epsilon" if math.isinf(own) else f"epsilon {upward(own)}"
         return (
-            f"epsilon {self.epsilon:.4g} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) of a "
+            f"epsilon {upward(self.epsilon)} at delta {self.delta:g} for one {self.unit} ({adjacency} neighbours) of a "
             f"deployment with cohorts of {of.cohort_size:,} out of {of.population:,}, {of.rounds:,} rounds, "
             f"{of.sampler}; not of this run, which has {of.noise_ratio:.3g} of that noise, cohorts of "
             f"{of.simulated_cohort:,} out of {of.simulated_population:,}, and "

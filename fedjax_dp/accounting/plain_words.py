@@ -4,6 +4,7 @@ import math
 from typing import Any, NamedTuple
 
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
+from fedjax_dp.display import upward
 
 FALSE_ALARMS = 0.01  # the rate at which attacks on membership are compared: Carlini et al. 2022, arXiv:2112.03570
 MUCH = 10.0  # nats; above it epsilon itself rules out next to nothing
@@ -67,6 +68,6 @@ def epsilon_warnings(epsilon: float) -> tuple[str, ...]:
     if epsilon <= MUCH or math.isinf(epsilon):
         return ()
     return (
-        f"epsilon {epsilon:.4g} is above {MUCH:g}: the number itself rules out next to nothing; use more noise or "
+        f"epsilon {upward(epsilon)} is above {MUCH:g}: the number itself rules out next to nothing; use more noise or "
         "fewer rounds, or read what attackers can still not do (--plain)",
     )

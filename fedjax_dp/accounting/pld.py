@@ -36,6 +36,11 @@ class Losses:
     def thinned(self, rate: float) -> "Losses":
         return Losses(tuple(loss.thinned(rate) for loss in self.directions))
 
+    @property
+    def undirected(self) -> "Losses":
+        """A loss that dominates those of both directions, whichever is which."""
+        return Losses((functools.reduce(LossDistribution.worst, self.directions),))
+
     def epsilon(self, delta: float) -> float:
         return max(loss.epsilon(delta) for loss in self.directions)
 
@@ -52,8 +57,8 @@ class Losses:
 Pairs = Callable[[Release], tuple[Dominating, ...]]
 
 
-def spacing_for(event: Event, pairs: Pairs) -> float:
-    """Grid spacing for the whole event: the root mean square deviation of the losses of its steps, divided by 20."""
+def spacing_for(event: Event, pairs: Pairs) -> tuple[float, float]:
+    """Grid spacing for the whole event, and its ratio to what resolves a step: a 20th of its loss's deviation."""
     moments, steps, largest, rarest = 0.0, 0, 0.0, 0.0
     for step, releases in event.leaves():
         worst = pairs(step)[0]
@@ -64,20 +69,22 @@ def spacing_for(event: Event, pairs: Pairs) -> float:
         usual = worst.pairs[int(np.argmax(worst.weights))]
         largest = max(largest, *map(abs, usual.reach(releases)))
         rarest = max(rarest, *map(abs, worst.pairs[-1].reach(releases)))
-    spacing = min(math.sqrt(moments / steps) / POINTS_PER_DEVIATION, 1e-2)
+    wanted = min(math.sqrt(moments / steps) / POINTS_PER_DEVIATION, 1e-2)
     total = 20 * math.sqrt(moments) + 2 * largest
-    return max(spacing, total / FINEST_GRID, largest / 2**18, rarest / 2**21, FINEST_SPACING)
+    spacing = max(wanted, total / FINEST_GRID, largest / 2**18, rarest / 2**21, FINEST_SPACING)
+    return spacing, spacing / wanted
 
 
 def price(event: Event, pairs: Pairs = operator.methodcaller("dominating_pairs")) -> Callable[[Release], Losses]:
     """The losses of one release of a step, on a grid for the `event` that contains the step."""
-    spacing = spacing_for(event, pairs)
+    spacing, _ = spacing_for(event, pairs)
     counts: dict[Release, int] = {}
     for step, releases in event.leaves():
         counts[step] = counts.get(step, 0) + releases
 
     @functools.cache
     def of(step: Release) -> Losses:
-        return Losses(tuple(discretise(direction, spacing, counts[step]) for direction in pairs(step)))
+        losses = Losses(tuple(discretise(direction, spacing, counts[step]) for direction in pairs(step)))
+        return losses if step.presence_first or len(counts) == 1 else losses.undirected
 
     return of

@@ -58,6 +58,7 @@ class Release(ABC):
     coverage: ClassVar[str] = ""  # what to use instead of what is refused
     adds_up: ClassVar[bool] = False  # whether independent noises of this kind add up to one of it, variances added
     is_normal: ClassVar[bool] = False  # whether the noise has the normal law; of another `as_normal` tells
+    presence_first: ClassVar[bool] = False  # of two dominating pairs: that of presence against absence
     norm: ClassVar[int] = 2  # of the vectors of members, in which the clip norm bounds them: 1 or 2
     deviation: ClassVar[float] = 1.0  # standard deviation of noise of multiplier 1 at clip norm 1
 
@@ -132,7 +133,10 @@ class Release(ABC):
     # What one of the sums costs, in the currencies of the accountants.
 
     def dominating_pairs(self) -> tuple[Dominating, ...]:
-        """Dominating pairs of a sum, one for each direction; a symmetric one has a single pair. For accountant pld."""
+        """Dominating pairs of a sum, one for each direction; a symmetric one has a single pair. For accountant pld.
+
+        Among releases of other kinds both count as the worse one, unless `presence_first` says which is which.
+        """
         raise self._lacks("dominating_pairs")
 
     def attained_pairs(self) -> tuple[Dominating, ...]:
@@ -213,6 +217,7 @@ class GaussianSteps(Release):
     noise: ClassVar[str] = "Gaussian noise"
     is_normal: ClassVar[bool] = True
     adds_up: ClassVar[bool] = True
+    presence_first: ClassVar[bool] = True
 
     noise_multiplier: float
     sampling: Sampling
@@ -281,7 +286,8 @@ class GaussianSteps(Release):
     def drawn_in_public(self) -> DrawnGdp:
         if isinstance(self.sampling, WithReplacement):
             raise NotCoveredError(f"a member may be drawn more than once by {self.sampling}")
-        return DrawnGdp(1 / self.relative_noise, self.sampling.rate if self.sampling.steps_per_epoch == 1 else 1.0)
+        any_member = min(self.group * self.sampling.rate, 1.0) if self.sampling.steps_per_epoch == 1 else 1.0
+        return DrawnGdp(1 / self.relative_noise, any_member)
 
     def tcdp(self) -> Tcdp:
         if self.group > 1:

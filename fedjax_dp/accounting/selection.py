@@ -31,7 +31,7 @@ from fedjax_dp.accounting.events import AnyOf, Composed, Event, RandomParticipat
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.accounting.releases import Release
 from fedjax_dp.accounting.trials import Trials
-from fedjax_dp.display import finite
+from fedjax_dp.display import finite, upward
 
 CONDITIONS = (
     "the number of trials was drawn from that law and kept secret, each trial drew its hyperparameters independently "
@@ -196,7 +196,7 @@ def selection_cost(
 
 
 def _in_words(epsilon: float) -> str:
-    return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
+    return f"epsilon {upward(epsilon)}" if math.isfinite(epsilon) else "an infinite epsilon"
 
 
 def _require_ledgers(ledgers: Ledgers, same: bool = True) -> Ledgers:

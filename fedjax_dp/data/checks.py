@@ -40,6 +40,11 @@ def check_data(
         raise errors.refuse(f"{where}x_train and x_test", got, "both uint8 or neither")
     check_ids(f"{where}client_ids", client_ids, len(x_train))
     check_ids(f"{where}test_client_ids", test_client_ids, len(x_test))
+    kinds = [
+        "integers" if ids.dtype.kind in "iu" else "text" for ids in (client_ids, test_client_ids) if ids is not None
+    ]
+    if len({*kinds}) > 1:  # no id would be another's
+        raise errors.refuse(f"{where}test_client_ids", kinds[1], f"{kinds[0]}, as client_ids are")
     outputs = targets_of(task).outputs(where, y_train, y_test, classes, vocabulary)
     if tokens and vocabulary is not None:
         for name, x in (("x_train", x_train), ("x_test", x_test)):

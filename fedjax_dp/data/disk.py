@@ -20,11 +20,9 @@ import numpy as np
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.client_names import ClientNames, as_client_names
-from fedjax_dp.data.store import FederatedData, UnitBound
+from fedjax_dp.data.store import COPIED, FederatedData, UnitBound
 from fedjax_dp.data.targets import TARGETS, Vocabulary, check_vocabulary, vocabulary_of
-from fedjax_dp.pytrees import checksum
 
-BLOCK = 65_536  # records that are copied at once
 ABOUT = ("name", "task", "classes", "largest", "tokens", "learnt", "scale", "shift")
 REMEDY = "write it again with fedjax-dp data convert"
 STORE_FOLDER = folders.FolderKind(
@@ -60,7 +58,6 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
         stack.enter_context(folders.create_folder(folder))
         draft.mkdir()
         records = _records(data, draft, show)
-        noted = checksum(records["x"], records["y"], data.sizes)
         _write(draft / "records.arrow", records)
         del records
         (draft / "x").unlink()
@@ -85,7 +82,7 @@ def save_store(data: FederatedData, folder: str | os.PathLike[str], show: Show =
             "clients": data.num_clients,
             "records": int(np.sum(data.sizes)),
             "test_records": len(test["x"]),
-            "checksum": noted,
+            "checksum": data.checksum,
         }
         STORE_FOLDER.write(draft, manifest)
         lock.require_own()
@@ -158,14 +155,11 @@ def _vocabulary(folder: pathlib.Path, manifest: dict[str, Any]) -> Vocabulary | 
 
 def _records(data: FederatedData, folder: pathlib.Path, show: Show) -> dict[str, np.ndarray]:
     """All records in client order; features go through a file, as memory may not hold them twice."""
-    rows, x, y = data.row_numbers, np.asarray(data.x), np.asarray(data.y)
-    starts, sizes = np.asarray(data.offsets, np.int64), np.asarray(data.sizes, np.int64)
-    first = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
-    order = rows[first + np.arange(sizes.sum())]
+    order, x, y = data.in_client_order, np.asarray(data.x), np.asarray(data.y)
     with open(folder / "x", "wb") as file:  # written, not mapped: where the disk is full a map ends in a signal
-        for at in range(0, len(order), BLOCK):
-            file.write(np.ascontiguousarray(x[order[at : at + BLOCK]]).data)
-            show(min(1.0, (at + BLOCK) / len(order)), f"{min(at + BLOCK, len(order)):,} of {len(order):,} records")
+        for at in range(0, len(order), COPIED):
+            file.write(np.ascontiguousarray(x[order[at : at + COPIED]]).data)
+            show(min(1.0, (at + COPIED) / len(order)), f"{min(at + COPIED, len(order)):,} of {len(order):,} records")
     x_on_disk = np.memmap(folder / "x", x.dtype, mode="r", shape=(len(order), *x.shape[1:]))
     return {"x": x_on_disk, "y": y[order]}
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting.neighbours import Unit
 from fedjax_dp.data.checks import check_data, generator
-from fedjax_dp.data.client_names import as_client_names
+from fedjax_dp.data.client_names import as_client_names, plain_name
 from fedjax_dp.data.files import damage_error
 from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import shape_of
@@ -58,7 +58,10 @@ class RecordTable:
     Columns are arrays, or lists of anything; `make_dataset` takes those named x and y.
     clients, units  text or integers `(records,)`; None if unknown. A unit is a person or a text with several records
     notes           the reader's decisions, for the user
+    drawn           whether a reader drew these records of all that it read, to test on them
     """
+
+    drawn = False
 
     def __init__(
         self,
@@ -70,6 +73,7 @@ class RecordTable:
         self.columns, self.units, self.notes = columns, units, [*notes]
         self._clients = clients
         self._names: list[str] = []
+        self._spellings: dict[str, str] = {}  # in the file, of each name
         self._counts: list[int] = []
 
     def add(self, client: str, where: str, **rows: Any) -> None:
@@ -80,7 +84,10 @@ class RecordTable:
                 column.add(f"{where}: {name}", values)
             else:
                 column.extend(values)
-        self._names.append(client)
+        name = plain_name(client)
+        if (other := self._spellings.setdefault(name, client)) != client:
+            raise damage_error(where, f"{client!r}, and {other!r} elsewhere", "a client's name in one spelling")
+        self._names.append(name)
         self._counts.append(len(values))
 
     @property
@@ -105,24 +112,32 @@ class RecordTable:
         clients = None if self.clients is None else self.clients[rows]
         return RecordTable(clients, units, self.notes, **{name: pick(self[name]) for name in self.columns})
 
-    def split(self, rows: tuple[np.ndarray, np.ndarray]) -> tuple["RecordTable", "RecordTable"]:
-        """The records in the rows to train on and in those to test on."""
-        return self.at(rows[0]), self.at(rows[1])
+    def split(self, rows: tuple[np.ndarray, np.ndarray], drawn: bool = False) -> tuple["RecordTable", "RecordTable"]:
+        """The records in the rows to train on and in those to test on, which a reader may have drawn."""
+        train, test = self.at(rows[0]), self.at(rows[1])
+        test.drawn = drawn
+        return train, test
 
     def with_columns(self, **columns: Any) -> "RecordTable":
         """The same records with other columns."""
-        return RecordTable(self.clients, self.units, self.notes, **columns)
+        table = RecordTable(self.clients, self.units, self.notes, **columns)
+        table.drawn = self.drawn
+        return table
 
 
-def split_each(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+def split_each(
+    clients: Sequence[np.ndarray], fraction: float, seed: int, names: Sequence[Any] | np.ndarray | None = None
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
     """Training and test rows of every client: `floor((1 - fraction) n)` of its n rows train, at least one does.
 
     So a client with one record keeps it, and one with two or more gives at least one away.
+    names  of the clients: each draws from a stream of its name, so that no other client changes its split.
     """
     errors.require_in_unit_interval("holdout", fraction)
     rng = generator("holdout", seed)
     train, test = [], []
-    for rows in row_lists(clients):
+    for client, rows in enumerate(row_lists(clients)):
+        rng = rng if names is None else generator(f"holdout of {names[client]}", seed)
         kept = max(1, int((1 - fraction) * len(rows) + 1e-9))  # 0.9 * 10 must not be 8
         order = rng.permutation(len(rows))
         train.append(rows[np.sort(order[:kept])])
@@ -134,6 +149,27 @@ def split_rows(clients: Sequence[np.ndarray], fraction: float, seed: int) -> tup
     """Training and test rows of all clients, one after another, as `split_each` has them."""
     train, test = split_each(clients, fraction, seed)
     return np.concatenate(train), np.concatenate(test)
+
+
+def split_owners(ids: np.ndarray | None, records: int, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows of all records, of every owner's if `ids` `(records,)` say who that is, in order."""
+    parts, names = ([np.arange(records)], None) if ids is None else (natural(ids), np.unique(ids))
+    train, test = split_each(parts, fraction, 0, names)
+    return np.sort(np.concatenate(train)), np.sort(np.concatenate(test))
+
+
+def hold_out_owners(where: str, ids: np.ndarray, fraction: float) -> tuple[np.ndarray, np.ndarray]:
+    """Training and test rows, each owner's all on one side.
+
+    An owner's name alone decides. Where that holds out nobody, the one with the least draw is: one owner more or less
+    still changes the training records of one alone.
+    """
+    names, place = np.unique(ids, return_inverse=True)
+    draws = np.array([generator(f"holdout of {name}", 0).random() for name in names])
+    held = (draws <= max(fraction, draws.min()))[place]
+    if held.all():
+        raise errors.refuse(f"{where}users", f"{len(names)}, all held out", "one to train on", "give a column split")
+    return np.flatnonzero(~held), np.flatnonzero(held)
 
 
 def choose_test(splits: Collection[str], train: str, candidates: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -154,13 +190,12 @@ def divide(where: str, train: RecordTable, test: RecordTable | None) -> tuple[Re
     """
     if test is not None:
         return train, test
-    clients = [np.arange(len(train))] if train.clients is None else natural(train.clients)
-    rows, tests = split_rows(clients, TEST_FRACTION, seed=0)
+    rows, tests = split_owners(train.clients, len(train), TEST_FRACTION)
     if not tests.size:
         raise damage_error(where, "one record of every client and no test split", "two of some client, one to test on")
     whose = "all records" if train.clients is None else "every client's records"
     train.notes.append(f"no test split: {TEST_FRACTION:.0%} of {whose}, drawn at random, are held out")
-    return train.split((np.sort(rows), np.sort(tests)))
+    return train.split((rows, tests), drawn=True)
 
 
 def as_task(where: str, y: np.ndarray, task: str) -> np.ndarray:
@@ -236,7 +271,7 @@ def make_dataset(
     shared = False
     if train.units is not None and test.units is not None:
         shared = bool(np.isin(test.units, train.units).any())
-    units = {"unit_ids": train.units, "tests_of_units": shared}
+    units = {"unit_ids": train.units, "tests_of_units": shared, "tests_drawn": test.drawn}
     about = {"scale": 1 / 255 if x_train.dtype == np.uint8 else 1.0, **units, **about}
     about |= {"classes": outputs, "client_ids": clients, "test_client_ids": test_clients}
     y_train, y_test = as_stored(task, y_train), as_stored(task, y_test)

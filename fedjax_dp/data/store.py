@@ -3,6 +3,7 @@
 Another partition of the same data set shares its records: only the row numbers differ.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,11 +19,12 @@ from fedjax_dp.data.checks import check_data
 from fedjax_dp.data.client_names import ClientNames, as_client_names, client_label, in_brackets
 from fedjax_dp.data.targets import Vocabulary, as_arrays, as_stored, native, rows_of, without_records
 from fedjax_dp.display import Card, count, displayed, half
-from fedjax_dp.pytrees import checksum, mask_rows, structure, value
+from fedjax_dp.pytrees import checksum_of_arrays, mask_rows, structure, value
 
 # Fields of a data set that no partition changes.
 KEPT = ("name", "scale", "shift", "classes", "class_names", "learnt", "notes", "overlap")
 BLOCK = 256  # records of a client processed together; bounds memory
+COPIED = 65_536  # records that are copied at once
 
 
 class UnitBound(NamedTuple):
@@ -60,6 +62,7 @@ class Dataset(NamedTuple):
     bounds: tuple[UnitBound, ...] = ()  # on these units, see `of_units`; on tokens, by the cut
     tests_of_units: bool = False  # whether some of these people or texts have test records too
     class_names: ClientNames | None = None  # of classes, or of labels; None: their numbers
+    tests_drawn: bool = False  # whether the loader drew the test records of all records, so that they are of one source
 
     @property
     def __advice__(self) -> str:
@@ -152,14 +155,23 @@ class FederatedData:
         return np.arange(len(self.x)) if self.rows is None else np.asarray(self.rows)
 
     @property
+    def in_client_order(self) -> np.ndarray:
+        """Rows of x and y of the records of client 0, then of client 1, ..., wherever those begin in `rows`."""
+        starts, sizes = np.asarray(self.offsets, np.int64), np.asarray(self.sizes, np.int64)
+        return self.row_numbers[np.repeat(starts - (np.cumsum(sizes) - sizes), sizes) + np.arange(sizes.sum())]
+
+    @property
     def holds_tests(self) -> bool:
         """Whether test records are clients' own."""
         return self.test_clients is not None or self.mixed_tests
 
     @property
     def checksum(self) -> str:
-        """The checksum of all clients' records; reads them all."""
-        return checksum(self.x, self.y, self.rows, self.offsets, self.sizes)
+        """The checksum of all clients' records, the same in memory and in a store; reads them all."""
+        rows, columns = self.in_client_order, map(np.asarray, jax.tree.leaves((self.x, self.y)))
+        places = range(0, len(rows), COPIED)
+        blocks = (column[rows[at : at + COPIED]] for column in columns for at in places)
+        return checksum_of_arrays(itertools.chain(blocks, [self.sizes]))
 
     @property
     def partition(self) -> dict[str, Any]:
@@ -255,8 +267,9 @@ def federate(
     mixed_tests = False
     if test_clients is None:
         test_clients, mixed_tests = _clients_of_tests(dataset, order, sizes)
-    mixed_tests |= dataset.tests_of_units
-    names = clients if isinstance(clients, Mapping) else owners
+    by_name = isinstance(clients, Mapping)  # whose these records are, while lists may deal them anew
+    mixed_tests |= dataset.tests_of_units or (dataset.tests_drawn and by_name)
+    names = clients if by_name else owners
     if names is not None and len({*map(str, names)}) < len(names):
         raise errors.refuse("names of clients", "one twice, such as 1 and '1'", "different ones", "rename one")
     if test_clients is not None:
@@ -356,8 +369,10 @@ def _clients_of_tests(dataset: Dataset, order: np.ndarray, sizes: np.ndarray) ->
     clients = np.repeat(np.arange(len(sizes)), sizes)
     names, first, place = np.unique(np.asarray(dataset.client_ids)[order], return_index=True, return_inverse=True)
     known = np.isin(tests, names)
-    if not np.array_equal(clients[first][place], clients) or not known.any():  # records are dealt anew, or all others'
+    if not known.any():  # all are others'
         return None, False
+    if not np.array_equal(clients[first][place], clients):  # records are dealt anew, or clients are parts of an id's
+        return None, np.unique(clients * len(names) + place).size == len(sizes)
     return (clients[first][np.searchsorted(names, tests)], False) if known.all() else (None, True)
 
 

@@ -68,7 +68,7 @@ def _of_rounds(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
             * (run.terms.adjacency is not None),
             *_client_state(run, hidden),
             *_known_members(run, hidden),
-            "the number of clients, their shares and all divisors are public",
+            "the number of clients, their shares and all divisors are public constants, whoever takes part",
             "the server sums, clips nothing itself and adds the noise honestly"
             if not algorithm.upload.shared_noise
             else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary",
@@ -90,7 +90,8 @@ def _of_rounds(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
     lines.append(
         "the numbers of records of all clients are public"
         if steps[0].adjacency is not accounting.Adjacency.ADD_REMOVE
-        else "each client's sampling rate, divisor and number of steps are public constants, whoever joins or leaves"
+        else "the clients, and each one's share, sampling rate, divisor and number of steps, are public constants, and "
+        "every other record stays at its client or in the test set, whoever joins or leaves"
     )
     lines += [*_noise_schedule(run), *local.privatizer.assumptions]
     if local.initial_release:

@@ -48,6 +48,34 @@ class Groups(Qualifier):
         return each(at_client, lambda event: Composed((event, *elsewhere)))
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KeptRecords(Qualifier):
+    """A qualifier: the Guarantee is for another unit than that of which the data keep the first records alone."""
+
+    bound: UnitBound
+    unit: Unit
+    keeps_claims: bool = True
+
+    def rounds(self, events: list[Event]) -> list[Event]:
+        """The same events.
+
+        Raises: ConfigurationError for a record or token that may leave, as the next one of its user or text comes in.
+        """
+        joins = any(step.adjacency is Adjacency.ADD_REMOVE for event in distinct(events) for step, _ in event.leaves())
+        if joins and self.unit is not Unit.CLIENT:
+            wanted = f"{self.bound.unit.value}, of which another record is kept where one leaves"
+            raise errors.refuse("unit", self.unit.value, wanted, "drop it, or use batches of a fixed size")
+        return events
+
+
+def of_kept(bound: UnitBound, unit: Unit) -> KeptRecords:
+    """The qualifier of a Guarantee for `unit` where each unit of the bound has its first records kept."""
+    owner = bound.unit.value
+    rule = f"which records are kept of a {owner} is fixed beforehand"
+    words = "with or without a client" if unit is Unit.CLIENT else f"what takes the place of a record is of its {owner}"
+    return KeptRecords(bound=bound, unit=unit, assumptions=(f"{rule}: {words}",))
+
+
 def of_groups(bound: UnitBound, data: FederatedData) -> Groups:
     """The qualifier of a unit with a bounded number of records."""
     return Groups(bound=bound, data=data, assumptions=(_rule(bound),))

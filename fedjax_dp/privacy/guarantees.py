@@ -15,6 +15,7 @@ from fedjax_dp.accounting.guarantee import Deferred, NoiseMultipliers, no_privac
 from fedjax_dp.accounting.plain_words import AttackBounds
 from fedjax_dp.accounting.trade_offs import attack_bounds
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.display import upward
 from fedjax_dp.inspection import constants, flow
 from fedjax_dp.models import Model
 from fedjax_dp.parts import facts
@@ -279,7 +280,7 @@ def over_budget(promise: Guarantee, terms: PrivacyTerms) -> Guarantee:
     if spent <= budget:
         return promise
     mode = terms.sigma_mode
-    words = f"the worst client has epsilon {spent:.4g}, above the budget {budget:g}"
+    words = f"the worst client has epsilon {upward(spent)}, above the budget {budget:g}"
     if mode in hooks.NOISE_RULES:
         words += f": noise was found by {mode}"
     return dataclasses.replace(promise, warnings=(*promise.warnings, words))

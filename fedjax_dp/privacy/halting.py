@@ -3,6 +3,7 @@
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee, last_round
 from fedjax_dp.accounting.calibrate import require_budget
+from fedjax_dp.display import upward
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import noise_of
 from fedjax_dp.privacy.spending import Spending
@@ -26,7 +27,7 @@ def within_budget(run: PlannedRun, promise: Guarantee) -> PlannedRun:
     spending = Spending(run, promise)
     rounds = last_round(spending.epsilon, run.rounds, budget)
     if rounds == 0:
-        least = f"at least {spending.epsilon(1):.4g}, which the first round costs"
+        least = f"at least {upward(spending.epsilon(1))}, which the first round costs"
         raise errors.refuse("stop_at_epsilon", budget, least, "raise it, or noise_multiplier")
     return run if rounds == run.rounds else run.prefix(rounds)
 

@@ -35,6 +35,7 @@ from fedjax_dp.accounting.guarantee import EarlierPhase
 from fedjax_dp.data.client_names import plain_name
 from fedjax_dp.data.names import SOURCES, names_of, share_no_records
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.display import upward
 from fedjax_dp.models import Origin
 from fedjax_dp.models.origins import RUN, clients_in, longest_lines
 from fedjax_dp.privacy.qualifiers import Account, Qualifier, Target
@@ -76,7 +77,7 @@ class PriorRun(NamedTuple):
         """
         if (own := kind_of(self.phase)) is not None and own != kind:
             of_that, of_this = (f"one {unit} ({adjacency.value} neighbours)" for unit, adjacency in (own, kind))
-            got = f"{describe_phase(self.phase)}, whose epsilon {self.phase['epsilon']:.4g} is for {of_that}"
+            got = f"{describe_phase(self.phase)}, whose epsilon {upward(self.phase['epsilon'])} is for {of_that}"
             remedy = "these are two guarantees, which do not add up: each holds by itself"
             raise errors.refuse("the phase before", got, f"for {of_this}, as this run is", remedy)
         return events_for(self.phase, self.known_by is not None, kind, num_clients)
@@ -154,7 +155,7 @@ class Initialization(Qualifier):
         costs = epsilons_of(past, target.delta, accountant)
         budget, most = min(zip(target.budgets, costs, strict=True), key=lambda pair: pair[0] - pair[1])
         if not budget > most:
-            wanted = f"above {most:.4g}, which {self.names} cost already at delta {target.delta:g}"
+            wanted = f"above {upward(most)}, which {self.names} cost already at delta {target.delta:g}"
             raise errors.refuse("epsilon", budget, wanted, "raise it, or begin with another start")
         return target._replace(events=with_past(past, target.events))
 

@@ -21,7 +21,7 @@ from fedjax_dp.parts.facts import of_the_project
 from fedjax_dp.parts.record_privacy import require_clip_norms
 from fedjax_dp.privacy.deployment import ClientPopulation, clients_of, of_deployment, standing_for
 from fedjax_dp.privacy.early_stops import of_stop
-from fedjax_dp.privacy.groups import of_groups, require_bound
+from fedjax_dp.privacy.groups import of_groups, of_kept, require_bound
 from fedjax_dp.privacy.initialization import EARLIER, RANDOM, Initialization, initialization_of, of_records
 from fedjax_dp.privacy.protection import no_epsilon_reason_of, noise_of, unit_of, view_of
 from fedjax_dp.privacy.qualifiers import Qualifier
@@ -106,6 +106,8 @@ class PlannedRun:
         setup, result = self.algorithm.cohort.setup_event, list[Qualifier]()
         if (bound := self.data.bound_of(self.unit)) is not None:
             result.append(of_groups(bound, self.data))
+        others = (bound for bound in self.data.bounds if bound.unit not in (Unit.TOKEN, self.unit))
+        result += [of_kept(bound, self.unit) for bound in others]
         if setup is not None:
             result.append(SetupRelease(event=setup))
         if self.terms.deployment is not None:

@@ -5,6 +5,7 @@ import dataclasses
 from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Composed, Event
 from fedjax_dp.accounting.events import each
+from fedjax_dp.display import upward
 from fedjax_dp.privacy.qualifiers import Qualifier, Target
 
 
@@ -23,6 +24,6 @@ class SetupRelease(Qualifier):
         cost = accounting.epsilon_of(self.event, target.delta / 10, accountant)
         for budget in target.budgets:
             if not budget > cost:
-                wanted = f"above the {cost:.4g} that the sampling probabilities cost"
+                wanted = f"above the {upward(cost)} that the sampling probabilities cost"
                 raise errors.refuse("epsilon", budget, wanted, "raise norm_noise")
         return target._replace(budgets=[budget - cost for budget in target.budgets], delta=0.9 * target.delta)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import NegativeBinomialTrials, NotCoveredError, Trials, View, selection_cost
-from fedjax_dp.display import count
+from fedjax_dp.display import count, upward
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.client_events import client_events
 from fedjax_dp.privacy.initialization import EARLIER
@@ -192,7 +192,7 @@ def _unreleased_reason(entries: Sequence[PreparedPoint], view: View, by_results:
 
 
 def _words(epsilon: float) -> str:
-    return f"epsilon {epsilon:.4g}" if math.isfinite(epsilon) else "an infinite epsilon"
+    return f"epsilon {upward(epsilon)}" if math.isfinite(epsilon) else "an infinite epsilon"
 
 
 def _prices_values(entry: PreparedPoint) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting.guarantee import mark_of, with_mark
-from fedjax_dp.display import Card, Table, count, displayed, words
+from fedjax_dp.display import Card, Table, count, displayed, upward, words
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import (
     Setting,
@@ -169,7 +169,7 @@ def overview(records: Iterable[Record], axes: Sequence[str]) -> Table:
     main = measures_of_records(records).main
     for setting in settings_of(records, axes):
         score = setting.score(main.name)
-        seen = [f"{len(setting.done_points)} of {len(setting.points)}", f"{setting.epsilon:.4g}"]
+        seen = [f"{len(setting.done_points)} of {len(setting.points)}", upward(setting.epsilon)]
         seen.append(f"{score.mean:.4f}" if score.seeds else "-")
         seen.append(f"{score.std:.4f}" if score.seeds > 1 else "-")
         rows.append([*(words(setting.values[name]) for name in axes), *seen])
@@ -249,7 +249,7 @@ def _nothing_fits(
     if epsilon_at_most is None or not known:
         return errors.refuse("sweep", why, "one with a setting to choose", "finish the sweep or change its axes")
     return errors.refuse(
-        "epsilon_at_most", f"{epsilon_at_most:g} ({why})", f"at least {min(known):.4g}, the smallest of the sweep"
+        "epsilon_at_most", f"{epsilon_at_most:g} ({why})", f"at least {upward(min(known))}, the smallest of the sweep"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import with_mark
-from fedjax_dp.display import comma_separated, count, words
+from fedjax_dp.display import comma_separated, count, upward, words
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import (
     OWN,
@@ -228,7 +228,7 @@ def _ends(score: Interval, sign: str = "") -> str:
 def _epsilon_text(setting: Setting | None) -> str:
     if setting is None or math.isnan(setting.epsilon):
         return NOTHING
-    return "∞" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
+    return "∞" if math.isinf(setting.epsilon) else upward(setting.epsilon)
 
 
 def title(best: Winners) -> str:

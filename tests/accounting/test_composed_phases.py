@@ -26,6 +26,7 @@ from fedjax_dp.accounting.composed_phases import (
     with_past,
     worst_of,
 )
+from fedjax_dp.display import upward
 
 RECORD = Unit.RECORD, REPLACE_ONE
 
@@ -110,7 +111,7 @@ def test_noise_is_found_for_what_the_first_phase_leaves():
         if budget > spent_before * 1.05:  # near what is spent, noise is all but free
             assert costs[0] > budget * (1 - 1e-3)
     for budget in (spent_before, spent_before / 2):
-        with pytest.raises(UnreachableError, match=f"above the {spent_before:.4g} that was spent before"):
+        with pytest.raises(UnreachableError, match=f"above the {upward(spent_before)} that was spent before"):
             accounting.noise_factor_for(event, budget, 1e-5)
 
 

@@ -47,6 +47,7 @@ WRONG = [
     ({"client_ids": np.full(8, np.nan)}, "an id for every record, got NaN"),
     ({"client_ids": np.zeros(8)}, "client_ids must be integers or text"),
     ({"client_ids": Y, "test_client_ids": Y}, "test_client_ids must be (4,)"),
+    ({"client_ids": Y, "test_client_ids": Y[:4].astype(str)}, "test_client_ids must be integers, as client_ids are"),
 ]
 
 

@@ -195,3 +195,4 @@ def test_a_store_knows_the_checksum_of_its_records(tmp_path):
         save_store(held, tmp_path / name)
     one, same, other = (noted_checksum(tmp_path / name) for name in ("one", "same", "other"))
     assert one == same != other
+    assert one == data.checksum == open_store(tmp_path / "one").checksum  # one function for all of them

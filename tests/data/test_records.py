@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from helpers import refusal
 
-from fedjax_dp.data.records import NumberColumn, RecordTable, choose_test, divide, make_dataset
+from fedjax_dp.data.records import (
+    NumberColumn,
+    RecordTable,
+    choose_test,
+    divide,
+    hold_out_owners,
+    make_dataset,
+    split_owners,
+)
 
 CLIENTS = np.repeat(["b", "a", "c"], [10, 5, 1])
 
@@ -70,3 +78,31 @@ def test_one_record_of_every_client_leaves_none_to_test_on():
 )
 def test_the_first_candidate_is_tested_on_and_others_are_named(splits, test, notes):
     assert choose_test(splits, "train", ("test", "validation")) == (test, notes)
+
+
+@pytest.mark.parametrize("owners", [4, 7, 40])
+def test_whole_owners_are_held_out_whoever_else_is_there(owners):
+    """Else a neighbour, without one user, would differ in the training records of others."""
+    for begin in range(0, 400, owners):
+        names = np.repeat([f"u{name}" for name in range(begin, begin + owners)], 3)
+        whole, without = ({*ids[hold_out_owners("", ids, 0.2)[0]]} for ids in (names, names[3:]))
+        assert len(whole ^ without) <= 1
+        assert whole < {*names}
+    ids = np.arange(4000) // 4
+    train, test = hold_out_owners("", ids, 0.2)
+    assert not {*ids[train]} & {*ids[test]}
+    assert len({*ids[test]}) == pytest.approx(200, abs=4 * 13)  # deviations of a binomial
+    assert "users must be one to train on, got 1, all held out" in refusal(hold_out_owners, "", np.zeros(3, int), 0.2)
+
+
+def test_an_owner_is_split_by_itself():
+    """Dropped, or called otherwise, it changes no other's split."""
+    ids = np.repeat(["a", "b", "c", "d"], [9, 30, 30, 1])
+    whole = split_owners(ids, len(ids), 0.2)
+    for rest in (ids != "a", ids != "c", ids != "d"):
+        rows, part = np.flatnonzero(rest), split_owners(ids[rest], rest.sum(), 0.2)
+        for before, after in zip(whole, part, strict=True):
+            assert rows[after].tolist() == [row for row in before if rest[row]]
+    assert [len(part) for part in whole] == [7 + 24 + 24 + 1, 2 + 6 + 6]
+    renamed = split_owners(np.where(ids == "a", "x", ids), len(ids), 0.2)
+    assert [row for row in renamed[1] if row >= 9] == [row for row in whole[1] if row >= 9]

@@ -61,7 +61,7 @@ def test_snippets_are_cut_by_their_convention(tmp_path):
     path = snippet_file(tmp_path)
     found = load(f"tff:{path}", length=10)
     rows = {name: len(y) for name, y in rows_by_client(found).items()}
-    assert rows == {"ANNA": 2 + 12, "BEN": 1, 'IT\'S "C"': 1}  # 14 and 122 ids in rows of 11, 7 ids, 2 ids
+    assert rows == {"ANNA": 2 + 12, "BEN": 1, "IT'S \"C": 1}  # 14 and 122 ids in rows of 11, 7 ids, 2 ids
     assert found.vocabulary == Vocabulary(90, 0, (87,), 88, 89)
     assert found.task == "sequence"
     with pytest.raises(ValueError, match="one record of every client"):

@@ -6,6 +6,7 @@ import pytest
 
 from fedjax_dp import data
 from fedjax_dp.data import Dataset
+from fedjax_dp.data.records import RecordTable, divide, make_dataset
 
 
 def image_set(records=12):
@@ -45,6 +46,21 @@ def test_natural_clients_are_tested_on_their_own_records(kind):
     for others in (ROWS, clients[:2], halves):  # several ids, none of a test record, one id twice
         assert data.federate(dataset, others).test_clients is None
     assert data.federate(dataset._replace(test_client_ids=None), clients).test_clients is None
+    assert data.federate(dataset, halves).holds_tests  # as those of a hospital are its wards'
+    assert not data.federate(dataset, ROWS).holds_tests
+
+
+def test_tests_that_a_loader_drew_are_the_clients_whom_its_user_names():
+    """As their other records: a dictionary names clients, while lists may be dealt anew."""
+    x, y = np.arange(60.0)[:, None], np.arange(60) % 2
+    read = RecordTable(z=x, y=y)  # whose features a reader makes after it has drawn
+    drawn = make_dataset("toy", "", RecordTable(x=x, y=y), None)
+    apart = make_dataset("toy", "", RecordTable(x=x, y=y), RecordTable(x=x, y=y))
+    text = make_dataset("toy", "", *(part.with_columns(x=part["z"], y=part["y"]) for part in divide("", read, None)))
+    parts = data.natural(np.arange(len(drawn.x_train)) % 3)
+    for dataset, own in ((drawn, True), (text, True), (apart, False)):
+        assert data.federate(dataset, dict(zip("abc", parts))).holds_tests is own
+        assert not data.federate(dataset, parts).holds_tests
 
 
 def test_gather_returns_the_clients_own_records_normalised():

@@ -135,5 +135,5 @@ def test_ids_of_features_stand_in_the_vocabulary_too():
 def test_another_target_is_another_checksum():
     data = target_data("regression")
     other = np.array(data.y)
-    other[0, 0] += 1
+    other[data.row_numbers[0], 0] += 1
     assert fdp.pytrees.replace(data, y=other).checksum != data.checksum

@@ -103,6 +103,8 @@ def test_noise_on_whole_clients_hides_their_users_too():
     common = {"cohort_size": 2, "batch_size": 4, "local_steps": 1, "learning_rate": 0.1}
     stated = fdp.guarantee(fdp.dp_fedavg(**common, clip_norm=1.0, noise_multiplier=1.0), data, rounds=5, delta=DELTA)
     assert stated.unit is Unit.CLIENT
+    assert "which records are kept of a user is fixed beforehand: with or without a client" in stated.assumptions
+    assert any("shares and all divisors are public constants, whoever takes" in line for line in stated.assumptions)
 
 
 def several(records=2, clients=2, sizes=(40, 40, 40), **data):
@@ -193,6 +195,19 @@ def test_the_guarantee_is_of_the_unit_that_is_named():
     wanted = [epsilon_of(GaussianSteps(6.0, WithoutReplacement(4, n), Adjacency.REPLACE_ONE, 6, Unit.TOKEN, 2), DELTA)
               for n in SIZES]  # fmt: skip
     assert stated["token"].epsilons == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(("unit", "bounds"), [("record", TEXTS), ("token", TEXTS), ("record", TEXTS[1:])])
+def test_a_record_that_leaves_a_text_lets_its_next_one_in(unit, bounds):
+    """One out and one in is a replacement: twice the change of one record more or less, and a token may move more."""
+    users = np.array([0, 0, 0, 1])
+    whole, less = (of_units(bounded(users, 2), [rows])[0][0].tolist() for rows in (np.arange(4), np.arange(1, 4)))
+    assert ({*whole} - {*less}, {*less} - {*whole}) == ({0}, {2})
+    data = replace(ragged_data(SIZES), bounds=bounds)
+    told = refusal(fdp.guarantee, algorithm(batches="poisson"), data, rounds=2, delta=DELTA, unit=unit)
+    assert told.startswith("unit must be text, of which another record is kept where one leaves, got")
+    replaced = fdp.guarantee(algorithm(), data, rounds=2, delta=DELTA, unit=unit)  # in its place at its client
+    assert any("what takes the place of a record is of its text" in line for line in replaced.assumptions)
 
 
 CLIENT_LEVEL = {"cohort_size": 2, "batch_size": 4, "local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0}

@@ -18,6 +18,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Composed, Guarantee, StatedPrivacy, composed_phases, epsilons_of
 from fedjax_dp.accounting.composed_phases import same_clients, worst_of
 from fedjax_dp.algorithms import optimal_probabilities
+from fedjax_dp.display import upward
 from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models import freeze, logistic_regression, read_start
@@ -48,6 +49,11 @@ def federated(x, y, name="own"):
 
 DATA = federated(DIGITS.x_train, DIGITS.y_train, "first")
 OTHER = federated(OTHERS, np.arange(700) % 10, "other")
+
+
+def stored(data, folder):
+    fdp.data.save_store(data, folder)
+    return fdp.data.open_store(folder)
 
 
 def private():
@@ -141,7 +147,9 @@ def test_noise_is_found_for_what_the_first_phase_leaves(made):
     first = made["private result"].guarantee.epsilon
     noised = fdp.calibrate(private(), DATA, epsilon=first * 1.05, **words)
     assert first * 1.04 < fdp.guarantee(noised, DATA, **words).epsilon <= first * 1.05
-    with pytest.raises(errors.ConfigurationError, match=f"above {first:.4g}, which algorithm on first, 1 round cost"):
+    with pytest.raises(
+        errors.ConfigurationError, match=f"above {upward(first)}, which algorithm on first, 1 round cost"
+    ):
         fdp.calibrate(private(), DATA, epsilon=first * 0.9, **words)
     run = plan_run(private(), DATA, rounds=2, terms=PrivacyTerms(delta=1e-3, stop_at_epsilon=first * 0.9), model=model)
     with pytest.raises(errors.ConfigurationError, match="which the first round costs"):
@@ -266,7 +274,7 @@ def test_a_run_does_not_go_on_with_another_start_of_the_same_shape(tmp_path):
 def test_a_stop_by_a_test_set_that_the_first_phase_may_have_trained_on_has_no_epsilon(tmp_path):
     start = begun(tmp_path / "a.npz", DATA)
     moved = federated(DIGITS.x_train[100:], DIGITS.y_train[100:], "first")  # the others may be in the test set
-    for data, closed in ((DATA, False), (moved, True)):
+    for data, closed in ((DATA, False), (stored(DATA, tmp_path / "store"), False), (moved, True)):
         model = freeze(NETWORK, start=start)
         found = fdp.guarantee(private(), data, rounds=2, delta=1e-3, model=model, stop="accuracy=0.9")
         assert np.isinf(found.epsilon) is np.bool_(closed)
@@ -279,7 +287,8 @@ def test_one_client_is_not_one_client_of_the_same_data_divided_anew(tmp_path):
     start = begun(tmp_path / "a.npz", DATA, noised)
     words = "was at most one client of the earlier phases"
     fewer = federated(DIGITS.x_train[100:], DIGITS.y_train[100:], "first")  # as the same clients may have next month
-    for data, known in ((DATA, True), (federated(DIGITS.x_train[::-1], DIGITS.y_train[::-1], "first"), False)):
+    anew = federated(DIGITS.x_train[::-1], DIGITS.y_train[::-1], "first")
+    for data, known in ((DATA, True), (stored(DATA, tmp_path / "store"), True), (anew, False)):
         found = fdp.guarantee(noised, data, rounds=1, delta=1e-3, model=freeze(NETWORK, start=start))
         assert np.isfinite(found.epsilon) == known
         assert ("one client here is several there" in str(found)) is not known
@@ -402,7 +411,7 @@ def test_an_audit_of_a_second_phase_tests_what_it_attacks(tmp_path):
     assert setup.guarantee.view is run.view
     assert "the model of dpnfl on first, 2 rounds, whose own releases are not attacked" in setup.guarantee.caveat
     verdict = verdict_of(setup, None)
-    assert f"epsilon {setup.epsilon:.4g} is stated of the training alone at delta 0.001" in verdict
+    assert f"epsilon {upward(setup.epsilon)} is stated of the training alone at delta 0.001" in verdict
     assert "epsilon 3 is claimed at delta" in verdict_of(setup, 3.0)
 
 

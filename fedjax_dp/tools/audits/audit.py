@@ -15,6 +15,7 @@ from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import Event, Guarantee, TradeOff, Unit, View
 from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.display import upward
 from fedjax_dp.models import Model, usual_model
 from fedjax_dp.privacy.guarantees import verification_error
 from fedjax_dp.privacy.planned_run import PlannedRun, plan_run
@@ -267,7 +268,7 @@ def _require_trials(attack: AttackOptions, games: int, curve: TradeOff, epsilon:
             "trials",
             attack.trials,
             f"at least {least}",
-            f"with fewer not even a flawless attack would contradict epsilon {epsilon:.3g} with confidence "
+            f"with fewer not even a flawless attack would contradict epsilon {upward(epsilon, 3)} with confidence "
             f"{100 * (1 - attack.significance):.4g}%",
         )
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from fedjax_dp import accounting
 from fedjax_dp.accounting import Event, Guarantee, Unit
-from fedjax_dp.display import Card, displayed, finite
+from fedjax_dp.display import Card, displayed, downward, finite, upward
 from fedjax_dp.tools.audits.hypothesis_test import Outcome
 from fedjax_dp.tools.audits.one_run import Guesses
 from fedjax_dp.tools.audits.setup import AttackOptions, AuditSetup
@@ -85,18 +85,17 @@ class Audit:
         unit = "one record of client" if self.guarantee.unit is Unit.RECORD else "client"
         whom = f"at delta {self.guarantee.delta:g} for {unit} {self.name} against {self.guarantee.view}"
         stated = "claimed" if self.claim is not None else f"stated{' of the training alone' * self.training_only}"
-        tested = f"epsilon {self.tested_epsilon:.4g} is {stated} {whom}"
+        tested = f"epsilon {upward(self.tested_epsilon)} is {stated} {whom}"
         sure, evidence = f"with confidence {self.confidence}", self.outcome.evidence
         condition = ", if noise and sampling are of the stated kind" if self.lower > self.of_any else ""
         if self.violated and not self.proved:
-            return (
-                f"VIOLATED: {tested}, but {self.contradiction}; {evidence} alone prove at least {self.lower:.4g} {sure}"
-            )
+            least = downward(self.lower)
+            return f"VIOLATED: {tested}, but {self.contradiction}; {evidence} alone prove at least {least} {sure}"
         if not self.violated:
-            proved = f"at least {self.lower:.4g}" if self.lower > 0 else "nothing against it"
+            proved = f"at least {downward(self.lower)}" if self.lower > 0 else "nothing against it"
             return f"consistent: {tested}; {proved} is proved {sure} by {evidence}{condition}"
         if self.lower > self.tested_epsilon:
-            proved = f"more than {self.lower:.4g} is proved {sure} by {evidence}{condition}"
+            proved = f"more than {downward(self.lower)} is proved {sure} by {evidence}{condition}"
         else:
             proved = f"{evidence} prove {sure} that the mechanism is not the stated one"
         less = f"; the noise is at most {self.noise:.3g} times what is stated" if self.noise < 1 else ""
@@ -106,8 +105,8 @@ class Audit:
     def _card(self) -> Card:
         facts = {
             "stated": str(self.guarantee),
-            "proved": f"epsilon at least {self.lower:.4g}",
-            "whatever the mechanism": f"epsilon at least {self.of_any:.4g}",
+            "proved": f"epsilon at least {downward(self.lower)}",
+            "whatever the mechanism": f"epsilon at least {downward(self.of_any)}",
             "trials": f"{self.trials:,}",
             "canary": self.canary,
             **({"refuted": "; ".join(self.refuted_claims)} if self.refuted_claims else {}),

@@ -10,6 +10,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import (
     ACCOUNTANTS,
+    ATTAINED,
     KINDS,
     VECTORS,
     Adjacency,
@@ -42,6 +43,7 @@ from fedjax_dp.accounting import (
 )
 from fedjax_dp.accounting.calibrate import require_budget
 from fedjax_dp.accounting.events import joined
+from fedjax_dp.display import downward, upward
 from fedjax_dp.options import about
 from fedjax_dp.tools.cli.account_ledger import account_ledger
 from fedjax_dp.tools.cli.help import FirstPage
@@ -237,7 +239,7 @@ def _between(answers: list[compare.Answer], least: compare.Answer) -> list[str]:
     known = [answer.number for answer in answers if answer.number is not None]
     if least.number is None or not known:
         return []
-    low, high = f"{least.number:.5g}", f"{min(known):.5g}"
+    low, high = downward(least.number, 5), upward(min(known), 5)
     if float(low) >= float(high):
         return [f"the true epsilon is {high}"]
     return [f"the true epsilon lies between {low} and {high}"]
@@ -295,7 +297,7 @@ def _compare_correlations(options: CalibrateOptions) -> int:
     )
     cells = {
         "noise": [str(one) for one in rows],
-        "noise multiplier": [f"{one.noise:.5g}" for one in rows],
+        "noise multiplier": [upward(one.noise, 5) for one in rows],
         "error": [f"{one.error:.4g}" for one in rows],
         "vectors kept": [str(one.vectors) for one in rows],
         "": ["chosen" if one is best else "" for one in rows],
@@ -459,7 +461,7 @@ def _print_answers(
         console.print(f"{head}, {_statement(options)}")
     cells = {
         "accountant": [answer.accountant for answer in answers],
-        what: [cell(answer.number, 5) for answer in answers],
+        what: [cell(one.number, 5, downward if one.accountant == ATTAINED.name else upward) for one in answers],
     }
     about = "what it is, or why it has no answer"
     if not options.quiet:

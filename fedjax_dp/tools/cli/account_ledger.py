@@ -9,7 +9,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import ACCOUNTANTS, Adjacency, Guarantee, Unit, View, epsilons_of
 from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.guarantee import DeploymentSummary, infinity_of_null, with_mark
-from fedjax_dp.display import count
+from fedjax_dp.display import count, downward
 from fedjax_dp.options import about
 from fedjax_dp.tools.cli.options import PlotOption, PrintOptions, Switch, parse, picture_of
 from fedjax_dp.tools.cli.output import page, print_json
@@ -157,7 +157,8 @@ def _budget(ledger: "Ledger", promise: Guarantee) -> list[str]:
     last = ledger.last
     lines = []
     if last["budget"] is not None:
-        lines.append(f"budget {last['budget']:g}, of which {round(last['budget'] - promise.epsilon, 6):.4g} is left")
+        left = downward(round(last["budget"] - promise.epsilon, 6))
+        lines.append(f"budget {last['budget']:g}, of which {left} is left")
     by = {"budget": "the budget", "rule": "results"}.get(last["halt"])
     if by is not None:
         lines.append(f"halted by {by} after round {last['round'] + 1}")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from fedjax_dp import devices, errors
 from fedjax_dp.accounting import Guarantee, Unit
+from fedjax_dp.display import downward, upward
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.groups import ExecutionConfig, OutputConfig
@@ -209,13 +210,13 @@ def _own_statement(result: "Audit", promise: Guarantee, terms: PrivacyTerms) -> 
     """What the run itself states of the audited client, where that is another number."""
     own = promise.epsilons[result.client]
     if promise.deployment is not None:
-        return [("", f"{INDENT}of the run itself; to clients of the {promise.mark} it promises {own:.4g}")]
+        return [("", f"{INDENT}of the run itself; to clients of the {promise.mark} it promises {upward(own)}")]
     if abs(own - result.epsilon) <= 1e-6 * own:
         return []
     whose = f"its own model and participation {terms.participation}"
     if promise.phases:
         whose += ", with the phases before it"
-    return [("", f"{INDENT}the run itself states {own:.4g} of client {result.name}, for {whose}")]
+    return [("", f"{INDENT}the run itself states {upward(own)} of client {result.name}, for {whose}")]
 
 
 def _runs(result: "Audit") -> str:
@@ -225,7 +226,7 @@ def _runs(result: "Audit") -> str:
 
 
 def _at_least(epsilon: float) -> str:
-    return f"epsilon at least {epsilon:.4g}" if epsilon > 0 else "nothing"
+    return f"epsilon at least {downward(epsilon)}" if epsilon > 0 else "nothing"
 
 
 def _attack(result: "Audit", options: AuditOptions) -> str:

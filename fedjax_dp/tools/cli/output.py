@@ -2,7 +2,7 @@
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.measure import Measurement
 from rich.panel import Panel
 from rich.table import Table
+
+from fedjax_dp.display import upward
 
 Lines = Iterable[tuple[str, str]]  # a label, which may be empty, and what it is about
 LABEL = 10  # letters
@@ -36,11 +38,11 @@ def print_json(content: Any) -> int:
     return 0
 
 
-def cell(value: object, digits: int = 4) -> str:
+def cell(value: object, digits: int = 4, rounded: Callable[[float, int], str] = upward) -> str:
     """A value in a table: a dash for None, so many digits of a float."""
     if value is None:
         return "-"
-    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
+    return rounded(value, digits) if isinstance(value, float) else str(value)
 
 
 def page() -> Console:

@@ -8,7 +8,7 @@ from fedjax_dp import devices, errors, folders
 from fedjax_dp.accounting.guarantee import NoiseMultipliers, mark_of, spends, with_mark
 from fedjax_dp.accounting.neighbours import Adjacency, Unit
 from fedjax_dp.data.loaders import kind_of
-from fedjax_dp.display import count
+from fedjax_dp.display import count, upward
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.presets import paper_of
@@ -188,16 +188,18 @@ def _privacy_by_round(result: dict[str, Any], place: str) -> list[tuple[str, str
     rounds: int = result["rounds"]
     known: dict[int, float] = dict(spending["planned"])
     chosen = sorted({min(known, key=lambda one: abs(one - share * rounds)) for share in PARTS})
-    words = ", ".join(f"{known[at]:.3g} after {at:,}" for at in chosen)
+    words = ", ".join(f"{upward(known[at], 3)} after {at:,}" for at in chosen)
     if spending["at_any_time"] is not None:
-        words += f"; {spending['at_any_time']:.3g} if results may also prolong the run"
+        words += f"; {upward(spending['at_any_time'], 3)} if results may also prolong the run"
     words = with_mark(f"epsilon {words}", mark_of(result["guarantee"]))
     return [("by round", f"{words}; for every round: fedjax-dp account --ledger {place}")]
 
 
 def within(epsilon: float | None, budget: Any) -> str:
     """That a budget is met, where the number does not read like it."""
-    return f"within {budget:g}: " if spends(epsilon, budget) and f"{epsilon:.4g}" != f"{budget:.4g}" else ""
+    if epsilon is None or not spends(epsilon, budget) or upward(epsilon) == f"{budget:.4g}":
+        return ""
+    return f"within {budget:g}: "
 
 
 def _next(guarantee: dict[str, Any], place: str) -> str:

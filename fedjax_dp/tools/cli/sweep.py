@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.guarantee import mark_of, with_mark
-from fedjax_dp.display import count
+from fedjax_dp.display import count, upward
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.options import about
 from fedjax_dp.sweeps.plan import read_sweep
@@ -200,7 +200,7 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
 
 
 def _epsilon_text(setting: Setting) -> str:
-    return "none" if math.isinf(setting.epsilon) else f"{setting.epsilon:.4g}"
+    return "none" if math.isinf(setting.epsilon) else upward(setting.epsilon)
 
 
 def _epsilon_subject(setting: Setting) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from fedjax_dp import errors
 from fedjax_dp.accounting import Claim, Guarantee, Verdict
 from fedjax_dp.accounting.guarantee import delta_warnings, no_privacy
-from fedjax_dp.display import Card, displayed, finite
+from fedjax_dp.display import Card, displayed, downward, finite, upward
 from fedjax_dp.tools.deployments import templates
 from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, ReleaseKind, names_of
 from fedjax_dp.tools.deployments.idle import require_use
@@ -39,7 +39,7 @@ REMEDIES = 3  # shown
 def in_words(epsilon: float | None) -> str:
     if epsilon is None or math.isinf(epsilon):
         return "none"
-    return f"above {MOST_DIGITS:g}" if epsilon > MOST_DIGITS else f"{epsilon:.3g}"
+    return f"above {MOST_DIGITS:g}" if epsilon > MOST_DIGITS else upward(epsilon, 3)
 
 
 @displayed
@@ -172,12 +172,12 @@ def check(
     total = None if mechanism is None else _total_guarantee(deployment, findings, alone)
     claim = None
     if deployment.claim is not None:
-        case = Case(deployment, witness_of(deployment.claim, facts_read), mechanism)
+        case = Case(deployment, witness_of(deployment.claim, facts_read), mechanism, log is not None)
         if not silent or deployment.noise.law not in ("none", "unknown"):
             findings = [*findings, *findings_on_claim(case)]
         claim = _judged_claim(case, findings, total)
     missing = tuple(names_of(UNKNOWN, deployment.to_dict()))
-    remedies = tuple(_remedies(deployment, findings, mechanism, claim))[:REMEDIES]
+    remedies = tuple(_remedies(deployment, findings, mechanism, claim, log is not None))[:REMEDIES]
     idle: tuple[str, ...] = ()
     if not math.isinf(alone.epsilon):  # else nothing is proved, so no fact has an effect
         idle = require_use(deployment, facts_read, () if log is None else REPLACED)
@@ -235,8 +235,10 @@ def _verdict(case: Case, codes: set[str], total: Guarantee | None) -> tuple[Verd
             return Verdict.CONDITIONAL, f"epsilon {in_words(proved)} is proved for a client that is replaced"
         least = mechanism.attained_epsilon(delta)
         if least > claimed * (1 + SLACK):
-            return Verdict.WRONG, f"two real neighbours attain {in_words(least)}"
+            return Verdict.WRONG, f"two real neighbours attain {downward(least, 3)}"
         return Verdict.CONDITIONAL, f"not proved; epsilon {in_words(proved)} is"
+    if proved > claimed and (least := mechanism.attained_epsilon(delta)) > claimed:
+        return Verdict.CONDITIONAL, f"true if rounded up: two real neighbours attain {least:.6g}"
     more = math.fsum(one.epsilon or 0.0 for one in case.deployment.also)
     if total is None or proved + more > claimed * (1 + SLACK):
         return Verdict.CONDITIONAL, "true for the noisy updates alone, not for everything that is sent"
@@ -247,11 +249,13 @@ def _verdict(case: Case, codes: set[str], total: Guarantee | None) -> tuple[Verd
         )
     if case.deployment.assumes:
         return Verdict.CONDITIONAL, f"true if {', '.join(case.deployment.assumes)}"
+    if proved > claimed:  # by less than what grids of losses may add
+        return Verdict.HOLDS, f"epsilon {proved:.6g} is proved, which the accountant may have rounded up by 0.1%"
     return Verdict.HOLDS, f"epsilon {in_words(proved)} is proved"
 
 
 def _remedies(
-    deployment: Deployment, findings: list[Finding], mechanism: Mechanism | None, claim: Claim | None
+    deployment: Deployment, findings: list[Finding], mechanism: Mechanism | None, claim: Claim | None, of_log: bool
 ) -> list[str]:
     """Changes that would help, the cheapest first."""
     lines = list(dict.fromkeys(one.remedy for one in findings if one.remedy))
@@ -260,11 +264,11 @@ def _remedies(
     if mechanism.epsilon(claim.delta) <= claim.epsilon * (1 + SLACK):
         return lines
     try:
-        factors = [f"{factor:.3g}" for factor in mechanism.factors_for(claim.epsilon, claim.delta)]
+        factors = [upward(factor, 3) for factor in mechanism.factors_for(claim.epsilon, claim.delta)]
     except errors.ConfigurationError:
         return lines
     own = [f"noise x {', '.join(factors[:10])}"]
-    if deployment.clip.of == "record":
+    if deployment.clip.of == "record" and not of_log:
         steps = [steps_for(one, claim.epsilon, claim.delta) // deployment.rounds for one in deployment.kinds]
         if min(steps):
             own.append(f"records.steps = {', '.join(map(str, steps[:10]))}")

@@ -113,8 +113,10 @@ class Clients(MemberDraws):
     Args:
         law: sampling law
         of: number of clients in the population
-        size: number of clients that reply, not that are invited
-        rate: sampling rate of each client
+        size: number of clients that are invited to a round, also if some do not reply
+        rate: sampling rate of each client, whether it replies or not
+        members: whether other clients know who takes part; known: also members of a secure sum, who agree on masks,
+            and clients that keep state, unless they are Poisson samples
     """
 
     where = "clients."
@@ -122,6 +124,7 @@ class Clients(MemberDraws):
     of: Annotated[int | None, errors.require_count] = None
     size: Annotated[int | None, errors.require_count] = None
     rate: Annotated[float | None, require_share] = None
+    members: Literal["hidden", "known", "unknown"] = "hidden"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,7 +225,8 @@ class Noise(Facts):
         calibration: instead of std, settings of the classical formula
         on: what the noise is added to: the sum or mean of clipped values, or each client's message
         by: who adds it
-        scale: what std depends on; private: the data; next-bound: an adaptive bound after its update
+        scale: what std depends on; private: the data; bound: an adaptive bound, in proportion, std at the first one;
+            next-bound: that bound after its update
         misses: tensors without noise
     """
 
@@ -232,7 +236,7 @@ class Noise(Facts):
     calibration: Calibration | None = None
     on: Literal["sum", "mean", "message"] | None = None
     by: Literal["server", "client"] | None = None
-    scale: Literal["public", "private", "next-bound", "unknown"] = "public"
+    scale: Literal["public", "private", "bound", "next-bound", "unknown"] = "public"
     misses: tuple[str, ...] = ()
 
     def _check(self) -> None:
@@ -312,7 +316,7 @@ class ClaimAssumptions(Facts):
         clients: sampling law of clients, if it is counted as amplification
         records: sampling law of records
         population: number of clients
-        cohort: number of clients that reply
+        cohort: number of clients in a round
         noise: own: the noise of one client; summed: the sum of the cohort's noise
     """
 
@@ -326,6 +330,8 @@ class ClaimAssumptions(Facts):
     def _check(self) -> None:
         if (self.population is None) != (self.cohort is None):
             raise missing_facts_error([f"claim.assumes.{'cohort' if self.cohort is None else 'population'}"])
+        if self.population is not None and self.cohort > self.population:  # type: ignore[operator]
+            raise errors.refuse("claim.assumes.cohort", self.cohort, f"at most the population, {self.population}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -430,11 +436,22 @@ class Deployment(Facts):
         if not by_record and noise.by == "client" and noise.on in ("sum", "mean"):
             remedy = "noise of one client is on its message"
             raise errors.refuse("noise.on", noise.on, f"message for noise by clients on their {clip.of}", remedy)
+        if clip.threshold == "adaptive" and noise.scale == "public" and noise.law not in ("none", UNKNOWN):
+            remedy = "noise that stays while the bound grows has no epsilon"
+            raise errors.refuse("noise.scale", "public", "bound for threshold adaptive", remedy)
+        if clip.threshold == "public" and noise.scale in ("bound", "next-bound"):
+            raise errors.refuse(
+                "noise.scale", noise.scale, "left out for threshold public", "only adaptive bounds move"
+            )
         sampled = self.records is not None and self.records.law != "full"
         if noise.law == "laplace" and by_record and sampled:
             remedy = "gaussian noise is covered; or describe what is true without sampling, law full"
             raise errors.refuse("noise.law", "laplace", "gaussian where records are sampled", remedy)
         self._require_shares()
+        clients = self.clients
+        if noise.by == "server" and clients.members != "hidden" and clients.law in ("with-replacement", UNKNOWN):
+            remedy = "who is known to come several times has no bound; if nobody does, the law is schedule"
+            raise errors.refuse("clients.members", clients.members, f"hidden for law {clients.law}", remedy)
         if noise.by == "server" and isinstance(noise.std, tuple):
             remedy = "it is the same for all, whoever takes part"
             raise errors.refuse("noise.std", f"{len(noise.std)} numbers", "one for noise by the server", remedy)
@@ -460,19 +477,21 @@ class Deployment(Facts):
         """Refuse a largest share that is smaller than an equal share."""
         largest, equal = self.weights.largest, self.equal_share
         if isinstance(largest, float) and largest < 0.99 * equal:  # of 0.33 for 1/3
-            replies = round(1 / equal)
+            most = round(1 / equal)
             remedy = 'shares of those who reply add up to 1; or denominator = "fixed"'
-            raise errors.refuse("weights.largest", largest, f"at least 1/{replies} for {replies} replies", remedy)
+            raise errors.refuse("weights.largest", largest, f"at least 1/{most}: {most} reply at most", remedy)
 
     @property
     def equal_share(self) -> float:
-        """The share of each client if all that reply have the same; 0 if their number varies or is not the divisor."""
-        clients, noise = self.clients, self.noise
-        replies = (
-            clients.of if clients.law == "all" else None if clients.law in ("poisson", "schedule") else clients.size
-        )
-        shared = noise.on == "mean" and noise.by == "server" and self.weights.denominator != "fixed"
-        return 1 / replies if shared and replies is not None else 0.0
+        """The share of each client if all reply and have the same; 0 if a draw varies or is not the divisor."""
+        clients = self.clients
+        drawn = clients.of if clients.law == "all" else None if clients.law in ("poisson", "schedule") else clients.size
+        return 1 / drawn if self.averages and drawn is not None else 0.0
+
+    @property
+    def averages(self) -> bool:
+        """Whether shares add up to 1: noise is on the mean of those who reply."""
+        return self.noise.on == "mean" and self.noise.by == "server" and self.weights.denominator != "fixed"
 
     @property
     def per_client(self) -> dict[str, Any]:

@@ -52,7 +52,9 @@ def _reasons(deployment: Deployment) -> Iterator[tuple[Collection[str], bool, st
     drawn, by_record = ("clients.size", "clients.rate"), clip.of == "record"
     yield ("delta", "records.of"), noise.law == "laplace", "Laplace noise has delta 0"
     visible = deployment.unit == "record" or noise.by == "client"
-    yield drawn, visible, "sampled clients are visible, or sampling hides no records, so every round is counted"
+    words = "sampled clients are visible, or sampling hides no records, so every round is counted"
+    yield (*drawn, "clients.members"), visible, words
+    yield drawn, deployment.clients.members != "hidden", "who takes part is known, so every round is counted"
     yield drawn, law in ("all", "schedule"), "every client is counted in every round"
     yield drawn, counts(deployment), "the denominator reveals how many clients came, so every round is counted"
     if records is not None:

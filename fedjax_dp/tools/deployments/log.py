@@ -18,7 +18,14 @@ from fedjax_dp import errors, folders
 from fedjax_dp.accounting import ACCOUNTANTS, FullBatch
 from fedjax_dp.accounting.events import AnyOf, joined, repeated
 from fedjax_dp.data.client_names import plain_name
-from fedjax_dp.tools.deployments.description import UNKNOWN, Deployment, RecordDraws, Weights, missing_facts_error
+from fedjax_dp.tools.deployments.description import (
+    UNKNOWN,
+    Clients,
+    Deployment,
+    RecordDraws,
+    Weights,
+    missing_facts_error,
+)
 from fedjax_dp.tools.deployments.mechanism import (
     VIEWS,
     Draw,
@@ -30,6 +37,7 @@ from fedjax_dp.tools.deployments.mechanism import (
     gaussian_cost,
     missing_facts,
     multiplier,
+    noise_std,
     releases,
     view_of,
 )
@@ -66,7 +74,16 @@ FREE = (  # facts of the deployment that rows may replace
     "weights.largest",
 )
 # facts that rows replace
-REPLACED = (*FREE, "clients", "rounds", "records.law", "records.last", "weights.denominator")
+REPLACED = (
+    *FREE,
+    "clients",
+    "rounds",
+    "records.law",
+    "records.last",
+    "weights.denominator",
+    "claim.assumes.population",
+    "claim.assumes.cohort",
+)
 SHOWN = ("norm_after", "received")  # columns without effect on the account
 OF_RECORDS = {"law": "sampling", "steps": "steps", "of": "of", "rate": "rate", "size": "batch"}  # facts by column
 COUNTS = ("replies", "steps", "batch", "of")
@@ -87,6 +104,8 @@ class Kind(NamedTuple):
 
     cost: GaussianCost | None  # None without noise
     values: Values
+    share: float  # at most
+    ratio: float  # of the noise to the bound
     multiplier: float
     drawn: Draw
 
@@ -120,7 +139,7 @@ def mechanism_of_log(
             if each:
                 _require_whole(shares, current, reader.path.name, exact)
             shares, current, rounds = 0.0, row.round, rounds + 1
-        shares += _share(kind.values) or 0.0
+        shares += 0.0 if exact and "share" not in kind.values else kind.share
         taken[row.client][row.cells] += 1
         for finding in _findings_of_row(kind, row, reader.values(row, shown=True), spread, deployment):
             findings.setdefault(finding.code, finding)
@@ -128,6 +147,10 @@ def mechanism_of_log(
         raise errors.refuse("log", str(path), "a file with rows below its header")
     if each:
         _require_whole(shares, current, reader.path.name, exact)
+    least, most = (limit(kind.ratio for kind in kinds.values()) for limit in (min, max))
+    if deployment.clip.threshold == "adaptive" and most > least * (1 + CLOSE):
+        remedy = "noise that does not follow an adaptive bound has no epsilon"
+        raise errors.refuse("noise_std over clip", f"{least:.4g} to {most:.4g}", "the same in all rows", remedy)
     clients = len(taken.keys() - {EVERYBODY})
     if clients > (deployment.clients.of or clients):
         wanted = f"at most clients.of, {deployment.clients.of}"
@@ -234,9 +257,10 @@ class _Reader:
 
 
 def _require_whole(shares: float, last: int, file: str, exact: bool) -> None:
-    """Equal shares may be more than 1 together: of messages that were sent and did not arrive."""
-    if last >= 0 and (abs(shares - 1) > CLOSE if exact else 0 < shares < 1 - CLOSE):
-        raise errors.refuse(f"{file}: shares of round {last}", f"a sum of {shares:.9g}", "1 together")
+    """Shares that are equal, or at most the largest, may be more than 1 together: of messages that did not arrive."""
+    if last >= 0 and (abs(shares - 1) > CLOSE if exact else shares < 1 - CLOSE):
+        remedy = "" if exact else "weights.largest is too small for so few uploads"
+        raise errors.refuse(f"{file}: shares of round {last}", f"a sum of {shares:.9g}", "1 together", remedy)
 
 
 def _kind(deployment: Deployment, values: Values, where: str, of_all: bool, facts_read: set[str]) -> Kind:
@@ -247,7 +271,10 @@ def _kind(deployment: Deployment, values: Values, where: str, of_all: bool, fact
         raise errors.ConfigurationError(f"{where}: {error}") from None
     z = multiplier(one)
     cost = None if z == 0 else gaussian_cost(one, releases(one))
-    return Kind(cost, values, z, draw_of(one))
+    share, largest = _share(values), one.weights.largest
+    if share is None:
+        share = float(largest) if one.averages and largest not in (None, UNKNOWN) else 1.0
+    return Kind(cost, values, share, noise_std(one) / bound_of(one), z, draw_of(one))
 
 
 def _require_priced_by_rows(deployment: Deployment) -> None:
@@ -279,13 +306,15 @@ def _with_row(deployment: Deployment, values: Values, of_all: bool) -> Deploymen
     share, replies, among = _share(values), values.get("replies"), deployment.clients.of
     if replies is not None and among is not None and replies > among:
         raise errors.refuse("replies", replies, f"at most clients.of, {among}", "count clients, not their records")
-    least = 1 / (replies or among or math.inf)
-    if of_all and share is not None and share < 0.99 * least and deployment.weights.denominator != "fixed":
-        remedy = 'shares of those who reply add up to 1; or denominator = "fixed"'
-        raise errors.refuse("share", share, f"at least {least:.4g}, the mean of all shares", remedy)
     largest = share if share is not None else deployment.weights.largest
+    central = deployment.noise.by == "server" and deployment.noise.on == "mean"
+    if central and "share" not in values and deployment.clients.law in ("with-replacement", UNKNOWN):
+        raise missing_facts_error(["share"])  # of a client that is perhaps drawn several times
     weights = dataclasses.replace(deployment.weights, largest=largest)
-    clients = dataclasses.replace(deployment.clients, law="schedule")
+    clients = Clients(law="all")  # a row is of one client, which is in its round
+    if of_all:  # of some clients, of whom nobody knows whom
+        present = among if replies is None and deployment.clients.law == "all" else replies
+        clients = Clients(law="fixed", size=replies or among, of=present if present == among else None, members="known")
     records = deployment.records
     if deployment.clip.of == "record":
         own = {fact: values[column] for fact, column in OF_RECORDS.items() if column in values}
@@ -303,11 +332,11 @@ def _with_row(deployment: Deployment, values: Values, of_all: bool) -> Deploymen
         noise = dataclasses.replace(noise, std=values["noise_std"], calibration=None)
     elif "noise_multiplier" in values:
         noise = dataclasses.replace(noise, std=1.0, calibration=None)
+    if isinstance(noise.std, tuple) or isinstance(clip.bound, tuple):
+        raise errors.refuse("noise.std and clip.bound", "lists", "columns of the log", "add noise_std and clip")
     one = dataclasses.replace(
         deployment, rounds=1, clients=clients, records=records, clip=clip, noise=noise, weights=weights
     )
-    if isinstance(one.noise.std, tuple) or isinstance(one.clip.bound, tuple):
-        raise errors.refuse("noise.std and clip.bound", "lists", "columns of the log", "add noise_std and clip")
     if missing := missing_facts(one):
         raise missing_facts_error(missing)
     if "noise_multiplier" in values:
@@ -366,9 +395,10 @@ def _mechanism_of_rows(
             costs[alike] = _compose_costs(sorted(alike, key=repr))
         clients.append(costs[alike])
     first = next(iter(kinds.values())).drawn
+    without = dataclasses.replace(deployment, weights=Weights(), records=None)  # what rows state
     words = first.words if first.samplings != (FullBatch(),) else "clients are counted for the rounds that they are in"
     lines = (
-        *assumptions_of(dataclasses.replace(deployment, weights=Weights()), first._replace(words=words)),
+        *assumptions_of(without, first._replace(words=words)),
         f"the log is whole: nothing is noised in the other {deployment.rounds - rounds} of {deployment.rounds} rounds"
         if deployment.rounds > rounds
         else "the log is whole",

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import scipy
 
@@ -50,6 +50,11 @@ class GaussianCost:
     events: tuple[Event, ...]
     real: Event | None  # the event of two neighbours that surely exist
 
+    @property
+    def sampled(self) -> bool:
+        """Whether sampling amplifies it."""
+        return any(step.sampling != FullBatch() for event in self.events for step, _ in event.leaves())
+
     def epsilon(self, delta: float) -> float:
         return max(epsilon_of(event, delta) for event in self.events) if delta else math.inf
 
@@ -71,6 +76,7 @@ class LaplaceCost:
     each: float
     count: int
     more: float = 0.0
+    sampled: ClassVar[bool] = False
 
     def epsilon(self, delta: float) -> float:
         return self.each * self.count + self.more
@@ -184,7 +190,7 @@ def missing_facts(deployment: Deployment) -> list[str]:
     """The missing facts that the account needs."""
     clip, noise, clients, records = deployment.clip, deployment.noise, deployment.clients, deployment.records
     by_record, by_server = clip.of == "record", noise.by == "server"
-    counted = by_server and hides_clients(deployment)
+    counted = _of_clients(deployment)
     selected = deployment.selection is not None and noise.law == "laplace" and noise.on == "message"
     each = noise.on == "mean" and by_record
     coordinates = (noise.law == "laplace" and clip.norm != "l1") or clip.norm == "coordinate"
@@ -255,8 +261,8 @@ def _by_poisson(deployment: Deployment) -> bool:
 
 
 def _of_clients(deployment: Deployment) -> bool:
-    """Whether the noisy sums are over clients with amplification by sampling."""
-    return deployment.noise.by == "server" and hides_clients(deployment)
+    """Whether the noisy sums are over clients whose draw is hidden."""
+    return deployment.noise.by == "server" and hides_clients(deployment) and deployment.clients.members == "hidden"
 
 
 def counts(deployment: Deployment) -> bool:
@@ -270,14 +276,14 @@ def counts(deployment: Deployment) -> bool:
         if records is not None and deployment.noise.on == "mean":
             moves = varies(records)
         return moves and deployment.weights.denominator in ("count", UNKNOWN)
-    moves = deployment.clients.law == "poisson" and deployment.unit == "client" and deployment.noise.by == "server"
+    moves = deployment.clients.law == "poisson" and deployment.unit == "client" and _of_clients(deployment)
     return moves and deployment.weights.denominator != "fixed"
 
 
 def draw_of(deployment: Deployment) -> Draw:
     """The sampling of the noisy sums' members against the view, and the adjacency.
 
-    Sampling of clients amplifies only against other clients, and never the privacy of records.
+    Sampling of clients amplifies only against other clients who do not know whom, and never the privacy of records.
     """
     records, clients = deployment.records, deployment.clients
     if deployment.clip.of == "record" and records is not None:
@@ -287,7 +293,7 @@ def draw_of(deployment: Deployment) -> Draw:
     if _of_clients(deployment):
         if counts(deployment):
             return _visible_draw("clients, whose number in each round is public")
-        return _draw_by_law(clients, "clients", helpers_of(clients.size or 1, View.BROADCAST, 0))
+        return _draw_by_law(clients, "clients", helpers_of(1, View.BROADCAST, 0))
     return _visible_draw("clients, who are seen")
 
 
@@ -421,39 +427,68 @@ def gaussian_cost(deployment: Deployment, count: int) -> GaussianCost:
         GaussianSteps(multiplier(deployment), sampling, drawn.adjacency, count, unit) for sampling in drawn.samplings
     ]
     events: list[Event] = [*steps]
-    by_record = deployment.clip.of == "record" and records is not None
-    if by_record and records is not None and records.law == "once":
+    if deployment.clip.of == "record" and records is not None and records.law == "once":
         events = [RandomParticipation(one, _chance(records), 1) for one in steps]
-    real = events[0] if len(events) == 1 else None
-    if counts(deployment):  # the worst denominator is counted, without amplification
-        if not by_record or records is None:  # the other clients together know who took part
-            once = dataclasses.replace(steps[0], count=1)
-            real = RandomParticipation(once, _chance(unwrap(deployment.clients)), count)
-        elif records.law == "poisson":
-            chance, among = _chance(unwrap(records)), unwrap(records).of
-            if deployment.noise.on == "mean":  # the worst case is a batch of one record
-                chance *= 0.0 if among is None else (1 - chance) ** (among - 1)  # type: ignore[operator]
-            real = dataclasses.replace(steps[0], sampling=Poisson(chance)) if chance else None
-        else:
-            real = None
+    real = _real_event(unwrap(deployment), steps[0]) if len(steps) == 1 else None
     return GaussianCost(tuple(events), real)
 
 
+def _real_event(deployment: Deployment, steps: GaussianSteps) -> Event | None:
+    """The event of two neighbours that surely exist; None if it is unknown which rounds or batches they are in."""
+    records, clients, chance = deployment.records, deployment.clients, _presence(deployment)
+    if chance is None:
+        return None
+    if deployment.clip.of == "record" and records is not None:
+        if counts(deployment) and records.law != "poisson":
+            return None
+        if records.law == "once":
+            return RandomParticipation(steps, _chance(records), 1) if chance == 1 else None
+        if records.law == "shuffled" and (rest_of(records) or records.steps * records.size % records.of):  # type: ignore[operator]
+            return None  # of a pass that ends early
+        if counts(deployment):
+            drawn = _chance(records)
+            if deployment.noise.on == "mean":  # the worst case is a batch of one record
+                drawn *= 0.0 if records.of is None else (1 - drawn) ** (records.of - 1)  # type: ignore[operator]
+            if not drawn:
+                return None
+            steps = dataclasses.replace(steps, sampling=Poisson(drawn))
+    elif steps.sampling != FullBatch() and clients.law != "poisson":  # who is no client knows of nobody
+        steps = dataclasses.replace(steps, sampling=_draw_by_law(clients, "clients").samplings[0])
+    if chance == 1:
+        return steps
+    rounds = participations(deployment)
+    return RandomParticipation(dataclasses.replace(steps, count=max(steps.count // rounds, 1)), chance, rounds)
+
+
+def _presence(deployment: Deployment) -> float | None:
+    """The chance of a client to be in a round that is counted for it; 1 where the account has that chance."""
+    clients, law = deployment.clients, deployment.clients.law
+    drawn = law in ("poisson", "fixed")
+    if law == "all" or (_of_clients(deployment) and not counts(deployment) and (drawn or law == "with-replacement")):
+        return 1.0
+    sized = clients.size is not None and clients.of is not None
+    if law == "round-robin":
+        return 1.0 if sized and clients.of % clients.size == 0 else None  # type: ignore[operator]
+    return _chance(clients) if drawn and (sized or clients.rate is not None) else None
+
+
 def _laplace_cost(deployment: Deployment, count: int) -> Cost:
-    chosen = deployment.selection
+    chosen, law = deployment.selection, deployment.clients.law
+    everybody = law in ("all", "round-robin") and _presence(unwrap(deployment)) == 1
     if chosen is not None and deployment.noise.on == "message":
         # Lyu, Su, Li 2017, arXiv:1603.01699: a part for the threshold, and one for each answer, at most as many as
         # queried numbers
         threshold = chosen.epsilon / (1 + (2 * chosen.answers) ** (2 / 3))
         choice = threshold + (chosen.epsilon - threshold) * chosen.of / chosen.answers
-        return LaplaceCost(chosen.release, chosen.answers * count, choice * count)
-    drawn, law = draw_of(deployment), deployment.clients.law
+        each = chosen.release if everybody else 0.0  # of which somebody surely has all
+        more = choice + (chosen.release - each) * chosen.answers
+        return LaplaceCost(each, chosen.answers * count, more * count)
+    drawn = draw_of(deployment)
     if _of_clients(deployment) and law in ("with-replacement", UNKNOWN):
         remedy = "one client may be in a sum several times, which is implemented for Gaussian noise only"
         raise errors.refuse("noise.law", "laplace", f"gaussian for clients by law {law}", remedy)
     scale = noise_std(deployment) / math.sqrt(2)
     change = drawn.adjacency.sensitivity * bound_of(deployment, norm=1) * weight(deployment)
-    everybody = law not in ("poisson", "fixed") or not _of_clients(deployment)
     exact = deployment.clip.norm != "l2" and everybody
     each = change / scale
     return LaplaceCost(each, count) if exact else LaplaceCost(0.0, count, each * count)
@@ -473,8 +508,11 @@ def assumptions_of(deployment: Deployment, drawn: Draw) -> list[str]:
     if deployment.noise.on == "mean" and not by_record and isinstance(largest := deployment.weights.largest, float):
         few = f", so every round has at least {math.ceil(1 / largest - 1e-9)} clients" if counts(deployment) else ""
         lines.append(f"no client has more than {largest:.4g} of the mean{few}")
-    if deployment.noise.on == "mean" and by_record and not counts(deployment) and deployment.records is not None:
-        lines.append(f"the sum of a batch is divided by {batch_of(deployment.records):.4g}, for any number of records")
+    if deployment.noise.on == "mean" and by_record and not counts(deployment):
+        sizes = {f"{batch_of(one.records):.4g}" for one in unwrap(deployment).kinds if one.records is not None}
+        if sizes:  # a log's are in its rows
+            by = sizes.pop() if len(sizes) == 1 else "a constant of each client"
+            lines.append(f"the sum of a batch is divided by {by}, for any number of records")
     often = deployment.clients.law in ("with-replacement", UNKNOWN)
     if often and deployment.noise.by == "client":
         lines.append("a client sends one message a round, even if it is drawn several times")

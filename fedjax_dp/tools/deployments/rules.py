@@ -3,21 +3,21 @@
 A rule uses only facts, never the name of a system.
 """
 
+import dataclasses
 import enum
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from fedjax_dp.accounting import Adjacency, GaussianSteps, Poisson, Unit, epsilon_of
-from fedjax_dp.tools.deployments.description import NOISY, UNKNOWN, Deployment, Promise
+from fedjax_dp.accounting import Adjacency
+from fedjax_dp.tools.deployments.description import NOISY, UNKNOWN, Clients, Deployment, Promise, Weights
 from fedjax_dp.tools.deployments.mechanism import (
     BOUNDING,
     Mechanism,
     cost_of,
     counts,
-    multiplier,
+    noise_std,
     releases,
     view_of,
-    weight,
 )
 
 SLACK = 1e-3  # relative tolerance for claims with a rounded epsilon or of another accountant
@@ -52,6 +52,7 @@ class Case(NamedTuple):
     deployment: Deployment
     claim: Promise
     mechanism: Mechanism | None
+    of_log: bool = False  # whether the mechanism is that of a log, whose rows replace facts of the deployment
 
     @property
     def delta(self) -> float:
@@ -138,7 +139,7 @@ def _private_scale(deployment: Deployment, view: str) -> Findings:
     if scale == "next-bound":
         words = "the noise uses the bound after its update, but the updates were clipped to the previous one"
         yield Finding(
-            "noise_of_next_bound", words, Effect.NOT_EVERYTHING, remedy="noise for the bound that clipped the updates"
+            "noise_of_next_bound", words, Effect.NO_MECHANISM, remedy="noise for the bound that clipped the updates"
         )
 
 
@@ -251,8 +252,9 @@ def _selection(case: Case) -> Findings:
 def _laws(case: Case) -> Findings:
     deployment, assumed = case.deployment, case.claim.assumes
     visible = deployment.unit == "record" or deployment.noise.by == "client"
-    if assumed.clients not in (None, "all") and visible:
-        words = "client sampling is counted as amplification, but the server sees who takes part"
+    if assumed.clients not in (None, "all") and (visible or deployment.clients.members != "hidden"):
+        who = "the server sees" if visible else "other clients know"
+        words = f"client sampling is counted as amplification, but {who} who takes part"
         yield Finding("amplification_from_visible_clients", words, Effect.CLAIM)
     elif assumed.clients not in (None, deployment.clients.law):
         words = f"clients are accounted for by law {assumed.clients} but sampled by law {deployment.clients.law}"
@@ -278,16 +280,22 @@ def _hypothetical_population(case: Case) -> Findings:
 
 
 def hypothetical_epsilon(case: Case) -> float | None:
-    """Epsilon for the population and the cohort that a claim assumes, with the noise on the mean."""
+    """Epsilon for the population and the cohorts that a claim assumes, with the noise on the mean; None if unknown."""
     deployment, assumed = case.deployment, case.claim.assumes
-    central = deployment.unit == "client" and deployment.noise.by == "server"
-    if not central or assumed.population is None or assumed.cohort is None or case.mechanism is None or not case.delta:
+    clients, clip, noise = deployment.clients, deployment.clip, deployment.noise
+    central = deployment.unit == "client" and noise.by == "server" and clients.members == "hidden"
+    constant = noise.law == "gaussian" and clip.threshold == "public" and not isinstance(clip.bound, tuple)
+    counted = case.mechanism is not None and not case.of_log and case.delta
+    size = 1 if noise.on == "mean" else clients.size
+    if not (central and constant and counted and size) or assumed.population is None or assumed.cohort is None:
         return None
-    share = weight(deployment) if deployment.noise.on == "mean" else 1 / (deployment.clients.size or 1)
-    noise = multiplier(deployment) * share * assumed.cohort
-    rate = assumed.cohort / assumed.population
-    steps = GaussianSteps(noise, Poisson(rate), Adjacency.ADD_REMOVE, releases(deployment), Unit.CLIENT)
-    return epsilon_of(steps, case.delta)
+    hypothetical = dataclasses.replace(
+        deployment,
+        clients=Clients(law=assumed.clients or "unknown", size=assumed.cohort, of=assumed.population),
+        noise=dataclasses.replace(noise, std=noise_std(deployment) * assumed.cohort / size, calibration=None, on="sum"),
+        weights=Weights(denominator=deployment.weights.denominator or "fixed"),
+    )
+    return cost_of(hypothetical, deployment.rounds).epsilon(case.delta)
 
 
 def _delta_not_small(case: Case) -> Findings:
@@ -300,9 +308,16 @@ def _delta_not_small(case: Case) -> Findings:
 
 
 def _adjacency_of_fixed_cohorts(case: Case) -> Findings:
-    """Whether a claim that is too small would hold for a client that is replaced by a zero update."""
+    """Whether a claim that is too small would hold for a client that is replaced by a zero update.
+
+    Not where it is sampled, since another client that is drawn in its place changes the sum by as much as before, nor
+    for the count of an adaptive bound, which changes by 1.
+    """
     deployment, mechanism = case.deployment, case.mechanism
     if not case.exceeds_claim or mechanism is None or deployment.noise.by != "server" or not case.delta:
+        return
+    sampled = any(cost.sampled for cost in mechanism.costs)
+    if sampled or deployment.clip.threshold == "adaptive" or deployment.clip.of != "update":
         return
     if mechanism.adjacency is Adjacency.REPLACE_ONE and deployment.clients.law != "poisson":
         factor = max(mechanism.factors_for(case.claim.epsilon, case.delta))
@@ -316,7 +331,9 @@ def _adjacency_of_fixed_cohorts(case: Case) -> Findings:
 
 def _steps_exceed_plan(case: Case) -> Findings:
     deployment, mechanism = case.deployment, case.mechanism
-    if not case.exceeds_claim or mechanism is None or deployment.clip.of != "record" or case.claim.per != "run":
+    if not case.exceeds_claim or mechanism is None or case.of_log:
+        return
+    if deployment.clip.of != "record" or case.claim.per != "run":
         return
     allowed = [steps_for(one, case.claim.epsilon, case.delta) for one in deployment.kinds]
     done = sorted({releases(one) for one in deployment.kinds})

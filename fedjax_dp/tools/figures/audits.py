@@ -12,6 +12,7 @@ from matplotlib.patches import Rectangle
 from scipy.special import ndtr, ndtri
 
 from fedjax_dp.accounting import TradeOff, trade_off
+from fedjax_dp.display import downward, upward
 from fedjax_dp.tools.figures import canvas, elements, styles
 from fedjax_dp.tools.figures.tables import audits as tables
 
@@ -58,12 +59,12 @@ def plot_audit(audit: Any, path: str | os.PathLike[str] | None = None, **look: U
 
 
 def _short(audit: Any) -> str:
-    what = f"epsilon {audit.tested_epsilon:.4g} {'stated' if audit.claim is None else 'claimed'}"
+    what = f"epsilon {upward(audit.tested_epsilon)} {'stated' if audit.claim is None else 'claimed'}"
     if audit.violated and not audit.proved:
-        return f"VIOLATED by inspection of the parts; the attack alone proves {audit.lower:.4g} of {what}"
+        return f"VIOLATED by inspection of the parts; the attack alone proves {downward(audit.lower)} of {what}"
     if audit.proved and not audit.lower > audit.tested_epsilon:
         return f"VIOLATED: the attack errs less often than {what} allows"
-    return f"{'VIOLATED' if audit.violated else 'consistent'}: {what}, at least {audit.lower:.4g} proved"
+    return f"{'VIOLATED' if audit.violated else 'consistent'}: {what}, at least {downward(audit.lower)} proved"
 
 
 def _draw_scores(audit: Any, axes: Any) -> None:
@@ -147,14 +148,14 @@ def _draw_rates(audit: Any, errors: tables.Rows, axes: Any) -> None:
     delta = np.array([audit.guarantee.delta])
     if audit.claim is not None:
         claimed = TradeOff(None, np.array([audit.claim]), delta)
-        draw(claimed, color=CLAIMED, lw=1.6, ls="-.", label=f"the claim, epsilon {audit.claim:.4g}")
+        draw(claimed, color=CLAIMED, lw=1.6, ls="-.", label=f"the claim, epsilon {upward(audit.claim)}")
     style = {"color": PROVED, "lw": 1.6, "ls": "--"}
     if audit.noise < MOST_FACTOR:
-        label = f"proved: at most {audit.noise:.3g} times the stated noise"
+        label = f"proved: at most {upward(audit.noise, 3)} times the stated noise"
         draw(trade_off(audit.event.scaled(audit.noise), audit.accountant), label=label, **style)
     elif audit.lower > 0:
         proved = TradeOff(None, np.array([audit.lower]), delta)
-        draw(proved, label=f"proved: epsilon at least {audit.lower:.4g}", **style)
+        draw(proved, label=f"proved: epsilon at least {downward(audit.lower)}", **style)
     axes.plot(x, -x, color="0.6", lw=0.9, ls=":", label="coin flips")
     scores = np.concatenate([absent, present])
     rates = [

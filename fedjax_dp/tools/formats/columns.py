@@ -8,9 +8,15 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.data.client_names import plain_name
-from fedjax_dp.data.partition import natural
 from fedjax_dp.data.reading import Reading
-from fedjax_dp.data.records import RecordTable, as_task, make_dataset, number_labels, split_rows
+from fedjax_dp.data.records import (
+    RecordTable,
+    as_task,
+    hold_out_owners,
+    make_dataset,
+    number_labels,
+    split_owners,
+)
 from fedjax_dp.data.store import Dataset
 from fedjax_dp.tools.formats.words import is_tokenizer, text_classes
 
@@ -175,6 +181,7 @@ def from_tables(
             raise errors.refuse(f"{where}labels", f"{classes}", "two, for task binary", "or take task classes")
         classes = 1 if task == "binary" else classes
     users = None if columns.user is None else np.concatenate([_names(part, columns.user)[0] for part in complete])
+    drawn = not test_tables and split is None
     if test_tables:
         train, tests = np.split(np.arange(len(y)), [sum(len(part.frame) for part in tables)])
     elif split is not None:
@@ -182,19 +189,16 @@ def from_tables(
     else:
         fraction = TEST_FRACTION if test is None else test
         errors.require_in_unit_interval(f"{where}test", fraction, "or give a DataFrame")
-        if clients is None and users is not None:  # whole users: who trains is in no test record
-            people, user = np.unique(users, return_inverse=True)
-            chosen = split_rows([np.arange(len(people))], fraction, seed=0)
-            train, tests = (np.flatnonzero(np.isin(user, part)) for part in chosen)
-            whose = "the users"
+        if users is not None:  # who trains is in no test record
+            (train, tests), whose = hold_out_owners(where, users, fraction), "the users"
         else:
-            train, tests = split_rows([np.arange(len(y))] if clients is None else natural(clients), fraction, seed=0)
+            train, tests = split_owners(clients, len(y), fraction)
             whose = "records" if clients is None else "every client's records"
         notes.append(
             f'{fraction:.0%} of {whose}, drawn at random, are held out for testing; a column "{SPLIT}" would say which'
         )
     if texts is not None:
-        rows = RecordTable(clients, users, notes, text=sentences, y=y).split((train, tests))
+        rows = RecordTable(clients, users, notes, text=sentences, y=y).split((train, tests), drawn)
         return text_classes(name, file, *rows, texts, classes, class_names=class_names, **about)
     names = [f"{c}={word}" for c in features for word in columns.categories.get(c, [""])]
     learnt: tuple[str, ...] = ()
@@ -202,7 +206,7 @@ def from_tables(
         x, learnt, more = _standardise(where, x, train, features, columns)
         notes += more
     notes += _warn_of_sizes(x, [one.removesuffix("=") for one in names], bool(file))
-    parts = RecordTable(clients, users, notes, x=x, y=y).split((train, tests))
+    parts = RecordTable(clients, users, notes, x=x, y=y).split((train, tests), drawn)
     about |= {"task": task, "learnt": learnt}
     return make_dataset(name, file, *parts, classes=classes, class_names=class_names, **about)
 
@@ -463,11 +467,10 @@ def _standardise(
     widths = [len(columns.categories.get(column, [""])) for column in features]
     places = dict(zip(features, np.cumsum(widths) - widths))
     how, numeric = columns.standardise, [column for column in features if column not in columns.categories]
-    learnt: tuple[str, ...] = ()
+    own = [{c: (x[rows, at].mean(), x[rows, at].std()) for c, at in places.items()} for rows in (train, slice(None))]
+    constants: Mapping[str, Any]
     if isinstance(how, str) and how == "records":
-        constants = {column: (x[train, places[column]].mean(), x[train, places[column]].std()) for column in numeric}
-        what = f"means and deviations of {len(numeric):,} columns, computed from the training records"
-        learnt, note = (what,), f"warning: standardised by {what}: no epsilon covers them; public constants need none"
+        constants, note = {column: own[0][column] for column in numeric}, ""
     elif hasattr(how, "columns"):
         source = columns.source or "the public table"
         for column in numeric:
@@ -484,6 +487,10 @@ def _standardise(
         note = f"standardised by {whose}, taken for public"
     else:
         raise errors.refuse("standardise", repr(how)[:60], "records, constants by column, or a public table")
+    learnt: tuple[str, ...] = ()
+    if constants and any(_are_alike(constants, of_rows, len(train)) for of_rows in own):  # whatever they are called
+        what = f"means and deviations of {len(constants):,} columns, computed from the training records"
+        learnt, note = (what,), f"warning: standardised by {what}: no epsilon covers them; public constants need none"
     for column, (mean, std) in constants.items():
         if not (np.isfinite(mean) and 0 < std < np.inf):
             zero = "a deviation of 0" if std == 0 else f"mean {mean:g} and deviation {std:g}"
@@ -496,6 +503,12 @@ def _standardise(
         column = features[int(np.argwhere(~np.isfinite(small))[0][1])] if not columns.categories else "a column"
         raise errors.refuse(f"standardise {column}", "infinity", "finite in float32", "give other constants")
     return small, learnt, [note]
+
+
+def _are_alike(constants: Mapping[str, Any], own: Mapping[str, Any], records: int) -> bool:
+    """Whether means agree up to rounding, and deviations up to their divisor, n or n - 1."""
+    pairs = [(*constants[column], *own[column]) for column in constants]
+    return all(abs(a - b) <= 1e-9 * d and abs(c - d) <= d / records for a, c, b, d in pairs)
 
 
 def printable(name: Any) -> str:

@@ -9,6 +9,7 @@ from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import ATTAINED, Claim, Event, Poisson, Unit, Verdict, WithoutReplacement
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.display import upward
 from fedjax_dp.privacy.client_events import training_events
 from fedjax_dp.privacy.planned_run import PlannedRun, last_rates
 from fedjax_dp.privacy.protection import clips_records, noises_steps, unit_of
@@ -91,7 +92,7 @@ def _dpnfl(run: Subject) -> tuple[Claim, ...]:
         verdict = Verdict.HEURISTIC
         reason = (
             f"the busiest client took part {counts[busiest] / means[busiest]:.2g} times as often, for which the same "
-            f"lemmas give {epsilons[busiest]:.4g}"
+            f"lemmas give {upward(epsilons[busiest])}"
         )
         if max(run.epsilons) <= assumed[busiest]:
             reason += f"; the number is still above the proved {max(run.epsilons):.4g}"

@@ -23,6 +23,7 @@ from fedjax_dp.accounting.accountants import ATTAINED, epsilon_of
 from fedjax_dp.accounting.calibrate import noise_multiplier_for
 from fedjax_dp.accounting.guarantee import Claim, Verdict
 from fedjax_dp.accounting.participation import participation_quantile, participation_tail
+from fedjax_dp.display import downward, upward
 from fedjax_dp.tools.papers import theorems
 from fedjax_dp.tools.papers.row import PaperRow
 from fedjax_dp.tools.papers.wang import WANG_RDP
@@ -49,7 +50,7 @@ Tasks = Iterator[Callable[[], PaperRow]]
 
 def _in_words(epsilon: float) -> str:
     """An attained epsilon in words; losses above 700 are not resolved."""
-    return f"{epsilon:.4g}" if math.isfinite(epsilon) else "more than 700"
+    return upward(epsilon) if math.isfinite(epsilon) else "more than 700"
 
 
 def _fixed_size(batch: int, records: int, count: int, noise: float = 1.0) -> GaussianSteps:
@@ -59,6 +60,7 @@ def _fixed_size(batch: int, records: int, count: int, noise: float = 1.0) -> Gau
 # dpnfl: DPNFL and AdDPNFL ------------------------------------------------------------------------------------------
 
 BUDGET_DPNFL = (0.3, 1e-2)
+OF_THE_MEAN = "holds for a client drawn the mean number of times, not for one drawn more often"
 
 
 def _dpnfl() -> Tasks:
@@ -84,10 +86,7 @@ def _dpnfl_lemma2(setting: str, batch: int, records: int, participations: int, s
     except NotCoveredError as error:
         claim = Claim(source, None, delta, Verdict.CONDITIONAL, f"not met, {error.reason}")
         return PaperRow("dpnfl", setting, claim, None, None, tight, unit)
-    reason = (
-        "conditions met (rate <= 0.1, rho <= 0.1 in a step); holds for a client drawn the mean number of times, "
-        "not for one drawn more often"
-    )
+    reason = f"conditions met (rate <= 0.1, rho <= 0.1 in a step); {OF_THE_MEAN}"
     poisson = GaussianSteps(1.0, Poisson(batch / records), Adjacency.ADD_REMOVE, event.count)
     details = {
         "attained_noise": noise_multiplier_for(event, epsilon, delta, ATTAINED) / batch,
@@ -109,9 +108,10 @@ def _dpnfl_theorem5(setting: str, batch: int, records: int, participations: int,
     limit = 6.5 * event.count * rate**2 * math.log(1 / rate)
     reason = (
         "one point of the curve, not a calibration: whatever the noise, its epsilon stays between the two bounds, so "
-        f"the target {BUDGET_DPNFL[0]} is out of reach"
+        f"the target {BUDGET_DPNFL[0]} is out of reach; {OF_THE_MEAN}"
     )
-    claim = Claim("Theorem 5", epsilon, max(delta, LEAST_DELTA), Verdict.HOLDS, reason)  # true for a larger delta too
+    delta = max(delta, LEAST_DELTA)  # true for a larger delta, too
+    claim = Claim("Theorem 5", epsilon, delta, Verdict.CONDITIONAL, reason)
     bounds = {"lowest_epsilon": limit / 2, "highest_epsilon": limit}
     return PaperRow("dpnfl", setting, claim, None, noise / batch, None, "sigma on the mean gradient, G = 1", bounds)
 
@@ -187,7 +187,7 @@ def _cpfed_judge(
         attained = epsilon_of(GaussianSteps(2 * noise, FullBatch(), RO, steps * config.rounds), delta)
         return Verdict.WRONG, (
             f"of the other clients only the last step's noise is certain to reach the sum: a linear loss among clients "
-            f"whose steps forget their start attains {attained:.4g}"
+            f"whose steps forget their start attains {downward(attained)}"
         )
     if full:
         return Verdict.WRONG, (
@@ -234,7 +234,7 @@ def _acs_theorem1(data: str, records: int, draws: int, participations: int, cons
     spent = event.scaled(2 * noise)
     provable, attained = epsilon_of(spent, DELTA_ACS), epsilon_of(spent, DELTA_ACS, ATTAINED)
     if attained > epsilon:
-        verdict, reason = Verdict.WRONG, f"two real neighbours attain {attained:.4g}"
+        verdict, reason = Verdict.WRONG, f"two real neighbours attain {downward(attained)}"
     else:
         verdict = Verdict.HEURISTIC
         reason = "the paper gives an order of magnitude without a constant; also, q is computed from unprotected norms"
@@ -382,7 +382,7 @@ def _moments_row(setting: str, batch: int, records: int, steps: int, noise: floa
     verdict = Verdict.WRONG if attained > claimed else Verdict.HEURISTIC
     reason = (
         "proved for Poisson batches under add-remove; batches of fixed size under replace-one "
-        f"attain {attained:.4g} with the same noise"
+        f"attain {downward(attained)} with the same noise"
     )
     claim = Claim("moments accountant on fixed-size batches", claimed, delta, verdict, reason)
     return PaperRow("moments", setting, claim, epsilon_of(event, delta), noise, tight, "noise multiplier")

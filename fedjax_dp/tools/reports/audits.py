@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedjax_dp.display import duration
+from fedjax_dp.display import downward, duration, upward
 from fedjax_dp.tools.figures.tables import audits as tables
 from fedjax_dp.tools.reports import charts, shared
 from fedjax_dp.tools.reports.contents import (
@@ -49,10 +49,10 @@ def _result(content: Mapping[str, Any]) -> Section:
     tested = "claimed and tested" if content["claim"] is not None else "stated and tested"
     items = [
         ("verdict", "violated" if violated else "consistent", f"with confidence {sure}"),
-        ("proved", f"≥ {content['epsilon_lower']:.4g}", "epsilon, a lower bound"),
+        ("proved", f"≥ {downward(content['epsilon_lower'])}", "epsilon, a lower bound"),
         (
             "claimed" if content["claim"] is not None else "promised",
-            f"≤ {in_words(content['epsilon_tested'])}",
+            f"≤ {upward(content['epsilon_tested'])}",
             f"epsilon, {tested}",
         ),
         ("delta", in_words(content["delta"]), "of both bounds"),

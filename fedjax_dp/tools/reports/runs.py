@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fedjax_dp import errors, folders
 from fedjax_dp.accounting import Unit
 from fedjax_dp.accounting.guarantee import mark_of, with_mark
-from fedjax_dp.display import count, duration, size
+from fedjax_dp.display import count, duration, size, upward
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.tasks.measures import Measures, measures_of, plural
 from fedjax_dp.tools.figures.tables import runs as tables
@@ -255,8 +255,8 @@ def _clients(run: _Run) -> tuple[Section, Rows]:
     if not rows and guarantee["epsilon"] is not None:
         line = f"Epsilon of clients: {shared.spread(guarantee)}. Only the folder of the run holds each client's."
         blocks.append(Prose([line]))
-    elif rows and in_words(rows[0]["epsilon"]) == in_words(rows[-1]["epsilon"]):
-        blocks.append(Prose([f"Epsilon is {in_words(rows[-1]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
+    elif rows and upward(rows[0]["epsilon"]) == upward(rows[-1]["epsilon"]):
+        blocks.append(Prose([f"Epsilon is {upward(rows[-1]['epsilon'])} for each of {rows[-1]['rank']:,} clients."]))
         rows = []
     elif rows:
         about = "Each client's epsilon, from the best protected client to the worst."

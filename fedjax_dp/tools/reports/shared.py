@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 from fedjax_dp.accounting import Unit, View
 from fedjax_dp.accounting.guarantee import EarlierPhase, NoiseMultipliers, epsilon_text, mark_of, spends, with_mark
 from fedjax_dp.accounting.plain_words import at_most
+from fedjax_dp.display import upward
 from fedjax_dp.tasks.measures import Measure
 from fedjax_dp.tools.figures.tables import runs as tables
 from fedjax_dp.tools.reports import charts
@@ -54,7 +55,7 @@ def tiles(guarantee: Mapping[str, Any], budget: Any = None) -> list[tuple[str, s
     best: list[tuple[str, str, str]] = []
     if attack is not None:
         best = [("attacker's best guess", f"≤ {at_most(attack['right'])}", "correct, where blind guessing gives 50%")]
-    shown, exactly = f"{guarantee['epsilon']:.4g}", ""
+    shown, exactly = upward(guarantee["epsilon"]), ""
     if spends(guarantee["epsilon"], budget):
         shown, exactly = f"within {budget:g}", f"{shown} "
     return [
@@ -81,7 +82,7 @@ def guarantee_sections(guarantee: Mapping[str, Any]) -> list[Section]:
         noise = str(NoiseMultipliers(**guarantee["noise_multiplier"]))
         terms.append(("noise multiplier", with_mark(noise, mark_of(guarantee))))
     if deployment := guarantee.get("deployment"):
-        own = "infinite" if guarantee["own"] is None else f"{guarantee['own']:.4g}"
+        own = "infinite" if guarantee["own"] is None else upward(guarantee["own"])
         ratio = f"{deployment['noise_ratio']:.3g} of the deployment's noise"
         terms.append(("epsilon of this run", f"{own}, with {ratio}; the promise is about the deployment"))
     before = [EarlierPhase(**phase) for phase in guarantee.get("phases") or ()]
@@ -95,7 +96,7 @@ def guarantee_sections(guarantee: Mapping[str, Any]) -> list[Section]:
         rows = [
             [
                 claim["source"],
-                "no epsilon" if claim["epsilon"] is None else f"{claim['epsilon']:.4g} at delta {claim['delta']:g}",
+                "no epsilon" if claim["epsilon"] is None else f"{upward(claim['epsilon'])} at delta {claim['delta']:g}",
                 LONG_VERDICTS.get(claim["verdict"], claim["verdict"]),
                 claim["reason"],
             ]

@@ -10,9 +10,9 @@ from typing import Any
 
 from fedjax_dp import __version__, errors
 from fedjax_dp.accounting import Adjacency, Unit, View
-from fedjax_dp.accounting.guarantee import FLOAT_NOISE, mark_of, with_mark
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, epsilon_text, mark_of, with_mark
 from fedjax_dp.accounting.plain_words import MUCH
-from fedjax_dp.display import count
+from fedjax_dp.display import count, upward
 from fedjax_dp.tools.reports import shared
 from fedjax_dp.tools.reports.contents import Block, FactList, Listing, Prose, Report, Section
 
@@ -33,7 +33,7 @@ def statement_of(path: pathlib.Path) -> Report:
 def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: str) -> Report:
     """The statement from a saved Guarantee and configuration; `source` says where they come from."""
     title = with_mark(f"{config['algorithm']} on {config['dataset']}", mark_of(guarantee))
-    lead = "What the training promises to the people whose data it used, in plain words."
+    lead = TEXT["lead"]["deployment" if mark_of(guarantee) else "run"]
     sections = [Section("The promise", _promise(guarantee))]
     if guarantee["epsilon"] is not None:
         unit = Unit(guarantee["unit"])
@@ -58,14 +58,15 @@ def statement(guarantee: Mapping[str, Any], config: Mapping[str, Any], source: s
 
 
 def _promise(guarantee: Mapping[str, Any]) -> list[Block]:
-    simulated = Prose([TEXT["simulated"]], "Note")
+    simulated = Prose([TEXT["simulated"]["deployment" if mark_of(guarantee) else "run"]], "Note")
     if guarantee["epsilon"] is None:
         reason = guarantee.get("reason")
         line = "Nothing is promised" + (f", because {reason}" if reason else "")
         return [Prose([f"{line}. An attacker may learn with certainty whose data were used."], "Warning"), simulated]
     blocks: list[Block] = [Prose([*map(shared.sentence, shared.plain_words(guarantee))])]
-    if guarantee.get("caveat"):
-        blocks.insert(0, Prose([shared.sentence(guarantee["caveat"])], "Read first"))
+    first = guarantee["statement"] if mark_of(guarantee) else guarantee.get("caveat")
+    if first:
+        blocks.insert(0, Prose([shared.sentence(first)], "Read first"))
     if guarantee["warnings"]:
         blocks.append(Prose([*map(shared.sentence, guarantee["warnings"])], "Warning"))
     return [*blocks, simulated]
@@ -74,7 +75,7 @@ def _promise(guarantee: Mapping[str, Any]) -> list[Block]:
 def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The terms that epsilon depends on, each number with its meaning."""
     unit, view, delta = Unit(guarantee["unit"]), View(guarantee["view"]), guarantee["delta"]
-    low, high = f"{guarantee['epsilon_min']:.4g}", f"{guarantee['epsilon']:.4g}"
+    low, high = upward(guarantee["epsilon_min"]), upward(guarantee["epsilon"])
     whose = "for every client" if low == high else f"for the least protected client; {low} for the best protected"
     adjacency = Adjacency(guarantee["adjacency"])
     terms = [
@@ -97,7 +98,11 @@ def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tupl
     ]
     others = [
         f"{View(other['view'])}: "
-        + ("no promise" if other["epsilon"] is None else f"epsilon {other['epsilon']:.4g} at delta {other['delta']:g}")
+        + (
+            "no promise"
+            if other["epsilon"] is None
+            else f"{epsilon_text(other['epsilon'])} at delta {other['delta']:g}"
+        )
         for other in guarantee["elsewhere"]
     ]
     return [*terms, *([("against others", f"{'; '.join(others)}.")] if others else [])]
@@ -105,7 +110,7 @@ def _terms(guarantee: Mapping[str, Any], config: Mapping[str, Any]) -> list[tupl
 
 def _by_client(guarantee: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Every client with its epsilon, where these differ; of very many where to find them."""
-    every = [f"{epsilon:.4g}" for epsilon, alike in guarantee["epsilons"] for _ in range(alike)]
+    every = [upward(epsilon) for epsilon, alike in guarantee["epsilons"] for _ in range(alike)]
     if len(set(every)) == 1:
         return []
     if len(every) > MANY:

@@ -34,6 +34,7 @@ from fedjax_dp import errors
 from fedjax_dp.accounting import Adjacency, Event, Release
 from fedjax_dp.accounting.sampling import Sampling
 from fedjax_dp.data.store import FederatedData
+from fedjax_dp.display import downward, upward
 from fedjax_dp.inspection import PROPERTIES, examine, neighbours
 from fedjax_dp.inspection.noise_law import examine_noise
 from fedjax_dp.inspection.noise_of_runs import DRAWS
@@ -212,8 +213,9 @@ def check_audit(
         require(
             not result.proved,
             "audited privacy",
-            f"epsilon at least {result.lower:.4g} from {result.outcome.evidence}",
-            f"at most {result.tested_epsilon:.4g} at delta {result.guarantee.delta:g} against {result.guarantee.view}",
+            f"epsilon at least {downward(result.lower)} from {result.outcome.evidence}",
+            f"at most {upward(result.tested_epsilon)} at delta {result.guarantee.delta:g} against "
+            f"{result.guarantee.view}",
             f"false alarm {SIGNIFICANCE:g}",
         )
     return reports

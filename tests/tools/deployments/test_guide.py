@@ -27,6 +27,8 @@ def test_the_numbers_in_its_text_are_what_plans_and_checks_say(tmp_path):
     path = tmp_path / "deployment.toml"
     path.write_text(flower)
     settings = ran("plan", path, "--epsilon", "8", "--for", "flower-central")[1]
-    assert re.search(r'"noise-multiplier" = 1\.230[78]', settings)
+    assert re.search(r'"noise-multiplier" = 2\.079[23]', settings)
     path.write_text(flower.replace("size = 20, of = 100", "size = 4, of = 10").replace("0.05", "0.25"))
     assert "epsilon above 700 at" in ran("check", path)[1]
+    path.write_text(flower.replace(', members = "known"', ""))
+    assert "epsilon 197 at" in ran("check", path)[1]

@@ -15,7 +15,12 @@ from fedjax_dp.tools.deployments.description import BLANK, Facts
 
 SIZES = {"size": 4, "of": 10}
 CLAIM = {"epsilon": 3.0, "per": "run"}
-ADAPTIVE = {"clip__threshold": "adaptive", "clip__count_noise": 1.0, "clip__count_bits": "half"}
+ADAPTIVE = {
+    "clip__threshold": "adaptive",
+    "clip__count_noise": 1.0,
+    "clip__count_bits": "half",
+    "noise__scale": "bound",
+}
 POISSON = {"clients": {"law": "poisson", "size": 10, "of": 100}}
 LAPLACE = {"law": "laplace", "std": 3.0, "on": "message", "by": "client"}
 SELECTION = {"epsilon": 1.0, "of": 100, "fraction": 0.1, "release": 0.1}
@@ -31,6 +36,7 @@ USUAL = [  # one of each kind
     (CENTRAL, {**POISSON, **ADAPTIVE}),
     (CENTRAL, {**POISSON, "weights__denominator": "count"}),
     (CENTRAL, {"unit": "record"}),
+    (CENTRAL, {**POISSON, "clients__members": "known"}),
     (MESSAGE, {"claim": {**CLAIM, "assumes": {"clients": "poisson"}}}),
     (MESSAGE, {"noise": LAPLACE, "clip__coordinates": 7}),
 ]
@@ -53,7 +59,7 @@ MORE = [
             ("client", "record"),
             ("sum", "mean"),
             ("all", "poisson", "fixed", "with-replacement", "round-robin", "schedule", "unknown"),
-            ({}, {**ADAPTIVE, "clip__scope": "tensor", "clip__tensors": 3}),
+            ({}, {**ADAPTIVE, "clip__scope": "tensor", "clip__tensors": 3}, {"clients__members": "known"}),
         )
     ),
     (MESSAGE, {"noise": {**CLASSICAL, "by": "client"}, "claim": CLAIM}),
@@ -86,7 +92,6 @@ def events_for_numbers(monkeypatch):
         number: float
 
     monkeypatch.setattr(mechanism.GaussianCost, "epsilon", lambda cost, delta: number(cost.events, delta))
-    monkeypatch.setattr(rules, "epsilon_of", number)
     monkeypatch.setattr(mechanism, "noise_factor_for", lambda event, epsilon, delta: number(event, epsilon, delta))
     monkeypatch.setattr(mechanism.compare, "lower_bound", lambda event, delta: Answer(number(event, delta)))
     monkeypatch.setattr(rules, "steps_for", lambda *of: 0)
@@ -140,14 +145,14 @@ def changed_at(facts, keys, value):
 
 def useless(facts):
     """Facts that may be set to whatever they can be, without an effect, a refusal or a word."""
-    usual, as_it_is = outcome(facts)[0], Deployment.from_dict(facts)
+    (usual, before), as_it_is = outcome(facts), Deployment.from_dict(facts)
     for keys, values in FIELDS:
         silent = []
         for value in values:
             other = changed_at(facts, keys, value)
             result, said = outcome(other)
             same = result == usual and Deployment.from_dict(other) != as_it_is
-            silent.append(same and ".".join(keys) not in said)
+            silent.append(same and ".".join(keys) not in (*said, *before))
             if result not in (None, usual):
                 break
         else:
@@ -179,6 +184,7 @@ def test_the_same_of_every_unit_law_divisor_and_place_of_the_noise():
 def test_templates_state_no_fact_that_nothing_reads():
     numbers = {"delta": 1e-5, "law": "all", "on": "message", "by": "client", "norm": "l2", "unit": "client", "size": 5}
     numbers |= {"of": 20, "rounds": 3, "steps": 2, "rate": 0.1, "denominator": "fixed", "fraction": 0.5, "largest": 0.5}
+    numbers |= {"members": "hidden"}
 
     def filled(facts, name=""):
         if isinstance(facts, dict):

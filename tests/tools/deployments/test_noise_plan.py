@@ -14,13 +14,16 @@ from fedjax_dp.tools.deployments import Deployment, check, plan, templates
 GOLDEN = json.loads((SPECS / "other_systems.json").read_text())["plans"]
 FILLED = {  # what stands in the blanks of a template
     "plan-opacus": ("opacus", {"clients": {"of": 10}, "records": {"rate": 32 / 4000, "steps": 125}}),
-    "plan-flower-central": ("flower-central", {"clients": {"size": 100, "of": 1000}, "weights": {"largest": 0.01}}),
+    "plan-flower-central": (
+        "flower-central",
+        {"clients": {"size": 100, "of": 1000, "members": "hidden"}, "weights": {"largest": 0.01}},
+    ),
     "plan-flower-local": ("flower-local", {"clients": {"of": 10}}),
     "plan-fl4health-instance": (
         "fl4health-instance",
         {"clients": {"rate": 0.66, "of": 3}, "records": {"rate": 64 / 40000, "steps": 625}},
     ),
-    "plan-fedml": ("fedml", {"clients": {"size": 2, "of": 1000}, "weights": {"largest": 0.5}}),
+    "plan-fedml": ("fedml", {"clients": {"size": 2, "of": 1000, "members": "hidden"}, "weights": {"largest": 0.5}}),
     "plan-nvflare": ("nvflare-svt", {"clients": {"of": 2}}),
     "plan-appfl": ("appfl", {"clients": {"of": 2}}),
 }
@@ -81,9 +84,8 @@ def test_a_server_adds_one_noise_to_the_sum_of_all():
 
 
 def test_counts_that_cost_more_than_the_budget_leave_no_plan():
-    assert "clip.count_noise" in refusal(
-        plan, replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=0.01), epsilon=2.0
-    )
+    adaptive = replace(CENTRAL, clip__threshold="adaptive", clip__count_noise=0.01, noise__scale="bound")
+    assert "clip.count_noise" in refusal(plan, adaptive, epsilon=2.0)
 
 
 def test_no_plan_where_noise_bounds_nothing_or_a_system_is_set_up_otherwise():

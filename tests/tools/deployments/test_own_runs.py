@@ -29,6 +29,18 @@ CASES = {  # the entry, its options, the terms of its guarantee, and the deploym
         (fdp.dp_fedavg, {"cohort": "uniform"}, {}),
         OF_UPDATES | {"clients": {"law": "fixed", "size": 3, "of": 6}},
     ),
+    "dp_fedavg of the first to answer": (  # who is invited may be seen, also if its answer is dropped
+        (fdp.dp_fedavg, {"cohort": "uniform", "cohort_size": 4, "first": 3}, {}),
+        OF_UPDATES | {"clients": {"law": "fixed", "size": 4, "of": 6}},
+    ),
+    "dp_fedavg in secure sums, whose members know each other": (
+        (fdp.dp_fedavg, {"cohort": "uniform", "secure": True}, {"participation": "worst"}),
+        OF_UPDATES | {"clients": {"law": "fixed", "size": 3, "of": 6, "members": "known"}},
+    ),
+    "mr_mtl, whose clients keep a state": (
+        (fdp.mr_mtl, {"cohort": "uniform", "noise_on": "clients"}, {"participation": "worst"}),
+        OF_UPDATES | {"clients": {"law": "fixed", "size": 3, "of": 6, "members": "known"}},
+    ),
     "dpnfl with several local steps": (
         (fdp.dpnfl, {"local_steps": 4}, {"participation": "worst"}),
         OF_RECORDS

@@ -160,6 +160,67 @@ def test_a_log_may_not_say_less_than_the_description(written):
         assert "write noise_std" in refusal(check, changed, log=written([], "round,noise_multiplier\n0,1\n"))
 
 
+AVERAGED = {**CENTRAL, "weights": {"largest": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("round,replies\n0,10\n1,4\n", "row 3: weights.largest must be at least 1/4"),
+        ("round,replies,share\n0,4,0.25\n1,4,\n", "row 3: weights.largest must be at least 1/4"),
+        ("round,client\n" + "".join(f"{r},{c}\n" for r in range(2) for c in range(10 - r)), "shares of round 1"),
+    ],
+)
+def test_a_described_share_of_more_replies_than_came_is_refused(text, where, written):
+    assert where in refusal(check, replace(AVERAGED), log=written([], text))
+
+
+def test_a_share_that_is_rounded_down_counts_as_an_equal_one_in_a_log_too(written):
+    each = [epsilon(AVERAGED, written([{"round": 0, "replies": 3, "share": share}])) for share in (1 / 3, 0.33)]
+    assert each[0] == each[1]
+
+
+def test_noise_that_does_not_follow_an_adaptive_bound_is_refused(written):
+    adaptive = {"threshold": "adaptive", "count_noise": 5.0, "count_bits": "half"}
+    adaptive = {**CENTRAL, "clip": {**CENTRAL["clip"], **adaptive}, "noise": {**CENTRAL["noise"], "scale": "bound"}}
+    rows = [{"round": r, "replies": 10, "clip": 2.0 * (1 + r), "noise_std": 0.2} for r in range(2)]
+    assert "noise_std over clip" in refusal(check, replace(adaptive), log=written(rows))
+    follows = epsilon(adaptive, written([row | {"noise_std": row["clip"] / 10} for row in rows]))
+    assert follows == epsilon(adaptive, written([{"round": r, "replies": 10} for r in range(2)]))
+
+
+@pytest.mark.parametrize("law", ["with-replacement", "unknown"])
+def test_the_share_of_a_client_that_is_perhaps_drawn_twice_stands_in_its_row(law, written):
+    twice = replace(AVERAGED, clients={"law": law, "size": 10, "of": 100})
+    assert "share must be given" in refusal(check, twice, log=written([], "round,replies\n0,10\n"))
+    assert check(twice, log=written([], "round,replies,share\n0,10,0.2\n")).verdict == "no claim"
+
+
+def test_a_claim_is_judged_by_the_rows_where_the_description_is_blank(written):
+    blank = {
+        **RECORD,
+        "noise": {"law": "gaussian", "on": "sum", "by": "client"},
+        "claim": {"epsilon": 1.0, "per": "run"},
+    }
+    rows = [row | {"noise_multiplier": 1.0, "rate": 0.1, "steps": 100} for row in record_rows(clients=1)]
+    assert check(replace(blank), log=written(rows)).verdict == "wrong"
+    assumed = {"epsilon": 1.0, "per": "run", "assumes": {"population": 10**6, "cohort": 1000}}
+    central = {**AVERAGED, "noise": {"law": "gaussian", "on": "mean", "by": "server"}, "claim": assumed}
+    judged = check(replace(central), log=written([], "round,replies,noise_std\n0,10,0.2\n"))
+    assert "hypothetical_population" not in judged.reasons
+
+
+def test_rows_of_all_clients_do_not_say_who_was_there(written):
+    """Every client is counted in every round, which is no proof that one was."""
+    claim = {"claim": {"epsilon": 1.0, "per": "run"}}
+    of_all = written([{"round": r, "replies": 10} for r in range(10)])
+    assert check(replace(AVERAGED, **claim), log=of_all).verdict == "conditional"
+    everybody = replace(AVERAGED, clients={"law": "all", "of": 10}, **claim)
+    assert check(everybody, log=of_all).verdict == "wrong"
+    assert check(everybody, log=written([{"round": r} for r in range(10)])).verdict == "wrong"
+    assert check(replace(AVERAGED, **claim), log=written(share_rows())).verdict == "wrong"
+
+
 def test_a_client_is_one_however_its_name_is_written(written):
     rows = record_rows(clients=1)
     several = [row | {"client": name} for row, name in zip(rows, ["A", "A\u200b", '"A"', " A"])]

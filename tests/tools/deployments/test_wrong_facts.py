@@ -15,7 +15,7 @@ from fedjax_dp.tools import cli
 from fedjax_dp.tools.deployments import check, templates
 from fedjax_dp.tools.deployments.description import missing_facts_error
 
-ADAPTIVE = {"clip__threshold": "adaptive", "clip__count_noise": 1.0}
+ADAPTIVE = {"clip__threshold": "adaptive", "clip__count_noise": 1.0, "noise__scale": "bound"}
 LAPLACE = {"noise": {"law": "laplace", "std": 1.0, "on": "sum", "by": "server"}, "clip__norm": "l1"}
 TWICE = [{"law": "with-replacement"}, {"law": "unknown"}]
 WRONG = [  # the deployment, what is changed, and the name that the line must have
@@ -55,6 +55,8 @@ WRONG = [  # the deployment, what is changed, and the name that the line must ha
     ),
     (CENTRAL, {"clients": {"law": "poisson", "rate": 0.1}, "weights": {"largest": 0.1}}, "weights.denominator"),
     (CENTRAL, {"clip__threshold": "adaptive"}, "clip.count_noise"),
+    (CENTRAL, {**ADAPTIVE, "noise__scale": "public"}, "noise.scale"),
+    (CENTRAL, {"noise__scale": "bound"}, "noise.scale"),
     (CENTRAL, {"clip__scope": "tensor"}, "clip.tensors"),
     (CENTRAL, {"clip__norm": "coordinate"}, "clip.coordinates"),
     (CENTRAL, {"noise__on": "message"}, "noise.by"),
@@ -62,6 +64,11 @@ WRONG = [  # the deployment, what is changed, and the name that the line must ha
     (CENTRAL, {"claim": {"epsilon": -1.0, "per": "run"}}, "claim.epsilon"),
     (CENTRAL, {"claim": {"epsilon": 1.0, "delta": 1.0, "per": "run"}}, "claim.delta"),
     (CENTRAL, {"claim": {"epsilon": 1.0, "per": "run", "assumes": {"cohort": 3}}}, "claim.assumes.population"),
+    (
+        CENTRAL,
+        {"claim": {"epsilon": 1.0, "per": "run", "assumes": {"population": 5, "cohort": 10}}},
+        "claim.assumes.cohort",
+    ),
     (CENTRAL, {"also": [{"kind": "metrics", "text": "loss"}]}, "also.to"),
     (CENTRAL, {"also": [{"kind": "rumours", "text": "loss", "to": "server"}]}, "also.kind"),
     (CENTRAL, {"also": {"kind": "metrics", "text": "loss", "to": "server"}}, "also"),
@@ -80,6 +87,7 @@ WRONG = [  # the deployment, what is changed, and the name that the line must ha
     (CENTRAL, {"ignored": ["weights.denominator"]}, "ignored"),
     (CENTRAL, {"ignored": ["Noise "]}, "ignored"),
     (CENTRAL, {"weights": {"largest": 0.05}}, "weights.largest"),
+    *((CENTRAL, {"clients": {**law, "size": 5, "of": 100, "members": "known"}}, "clients.members") for law in TWICE),
     *((CENTRAL, {"unit": "record", "noise__on": "sum", "clients": law}, "clients.size, clients.of") for law in TWICE),
     *((CENTRAL, {**LAPLACE, "clients": {**law, "size": 50, "of": 100}}, "noise.law") for law in TWICE),
 ]

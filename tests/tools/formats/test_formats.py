@@ -229,6 +229,33 @@ def test_users_are_spread_over_files_in_any_order(tmp_path):
     assert found.classes == 2
 
 
+def of_leaf(folder, train, test):
+    for split, names in (("train", train), ("test", test)):
+        leaf_file(folder / f"data/{split}/a.json", {name: ([[0.5], [1.5]], [0, 1]) for name in names})
+    return f"leaf:{folder}"
+
+
+def of_hdf5(folder, train, test):
+    for split, names in (("train", train), ("test", test)):
+        hdf5(folder / f"a_{split}.h5", {name: {"tokens": ["it depends"]} for name in names})
+    return f"tff:{folder / 'a_train.h5'}"
+
+
+def of_sqlite(folder, train, test):
+    rows = [(split, name) for split, names in (("train", train), ("test", test)) for name in names]
+    return f"tff:{database(folder / 'a.sqlite', [(*row, example(tokens=[b'it depends'])) for row in rows])}"
+
+
+@pytest.mark.parametrize("written", [of_leaf, of_hdf5, of_sqlite])
+def test_a_client_is_one_however_each_split_spells_its_name(tmp_path, written):
+    """Else its test records would be nobody's, so that a run may stop by them for free."""
+    found = load(written(tmp_path, ["u0", "u1"], ["u0 ", "u1\u200b"]))
+    assert {*found.client_ids} == {*found.test_client_ids} == {"u0", "u1"}
+    (tmp_path / "b").mkdir()
+    told = refusal(load, written(tmp_path / "b", ["u0", "u1", "u1 "], ["u0"]))
+    assert "one spelling" in told or "each user once" in told
+
+
 def test_images_have_the_shape_that_is_asked_for(tmp_path):
     path = leaf_file(tmp_path / "a.json", {"a": ([[1, 2, 3, 4], [0.5, 0, 0, 0]], [0, 1])})
     assert load(f"leaf:{path}", record_shape="2,2").x_train.shape == (1, 2, 2)

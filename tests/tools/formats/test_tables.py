@@ -238,6 +238,20 @@ def test_constants_of_the_records_are_told_in_the_guarantee(hospitals):
         assert sum(one.startswith(line) for one in warnings) == sum("deviations" in one for one in warnings) == count
 
 
+@pytest.mark.parametrize("rows", ["all", "training"])
+def test_constants_of_the_records_are_learnt_whatever_they_are_called(rows):
+    frame = hospital(stage=None, split=["train"] * 18 + ["test"] * 6)
+    own = (frame if rows == "all" else frame[:18])[["age", "dose"]]
+    own.sample(frac=1, random_state=0).to_csv("survey.csv", index=False)
+    frame.to_csv("a.csv", index=False)
+    stated = [{name: (own[name].mean(), own[name].std(ddof=ddof)) for name in own} for ddof in (0, 1)]
+    by_records = [fdp.dataset(frame, label="sick", standardise=how).learnt for how in (own, own.copy(), *stated)]
+    by_records.append(load("csv:a.csv", label_column="sick", standardise="survey.csv").learnt)
+    assert {*by_records} == {fdp.dataset(frame, label="sick", standardise="records").learnt} != {()}
+    others = own.assign(age=own.age + 1e-3), own.assign(age=[*own.age[:-1] * 1.01, own.age.iloc[-1]])
+    assert not any(fdp.dataset(frame, label="sick", standardise=how).learnt for how in others)
+
+
 def test_categories_are_those_that_are_stated(hospitals):
     found = load("csv:hospital_0.csv", label_column="sick", categories="stage=C|A|B|D")
     assert found.x_train.shape[1] == 6

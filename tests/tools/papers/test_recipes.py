@@ -18,6 +18,7 @@ from helpers import SPECS, refusal, thinned, usual
 from sweep_points import point
 
 from fedjax_dp import errors
+from fedjax_dp.accounting.guarantee import DeploymentSummary
 from fedjax_dp.data import load
 from fedjax_dp.sweeps import runner
 from fedjax_dp.sweeps.plan import expand, identity
@@ -315,6 +316,13 @@ def test_the_table_in_markdown():
     assert "| digits | FedAvg | 90.00 | 90.00 | none | 90.00 | none | reproduced |" in told
     assert "| FedAvg ends above DPNFL | correct | holds |" in told
     assert told[-1] == "- a note"
+
+
+def test_an_epsilon_of_a_deployment_is_marked():
+    one = run(80.0)
+    one["guarantee"]["deployment"] = DeploymentSummary(1000, 10**6, 10, "Poisson", 0.05, 50, 1000)._asdict()
+    reading = row_at(table_of(tiny(), [one]), DPNFL).readings["correct"]
+    assert reading.about.endswith("uploads (deployment 1,000 of 1,000,000)")
 
 
 def test_the_table_in_csv_holds_every_number():

@@ -7,6 +7,7 @@ import pytest
 
 from fedjax_dp.accounting.guarantee import no_privacy
 from fedjax_dp.accounting.plain_words import at_most
+from fedjax_dp.display import upward
 from fedjax_dp.tools import cli
 from fedjax_dp.tools.cli.run import within
 from fedjax_dp.tools.reports import kinds, shared
@@ -37,8 +38,8 @@ def test_an_epsilon_that_uses_up_its_budget_is_within_it(epsilon, budget, shown)
     promise = {"epsilon": epsilon, "delta": 1e-3, "unit": "record", "adjacency": "replace-one"}
     (label, value, about), *_ = shared.tiles(promise, budget)
     assert (label, value) == ("epsilon", shown)
-    assert f"{epsilon:.4g}" in value + about
-    assert shared.tiles(promise, None)[0][1] == f"{epsilon:.4g}"
+    assert upward(epsilon) in value + about
+    assert shared.tiles(promise, None)[0][1] == upward(epsilon)
 
 
 @pytest.mark.parametrize(

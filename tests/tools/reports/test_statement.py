@@ -8,7 +8,7 @@ import pytest
 from helpers import refusal
 
 from fedjax_dp.accounting import AttackBounds, Guarantee, Unit, View
-from fedjax_dp.accounting.guarantee import FLOAT_NOISE, no_privacy
+from fedjax_dp.accounting.guarantee import FLOAT_NOISE, DeploymentSummary, no_privacy
 from fedjax_dp.accounting.neighbours import Adjacency
 from fedjax_dp.accounting.plain_words import at_most
 from fedjax_dp.tools import cli
@@ -64,6 +64,17 @@ def test_caveats_and_warnings_come_with_the_promise():
     promise = made[: made.index("## What it means")]
     assert "**Read first:** For a single round" in promise
     assert "**Warning:** Delta is large." in promise
+
+
+def test_a_run_that_stands_for_a_deployment_promises_nothing_to_the_people_in_its_data():
+    deployment = DeploymentSummary(1000, 10**6, 100, "Poisson cohorts", 0.005, 5, 50)
+    text = _text(_of(unit=Unit.CLIENT, view=View.BROADCAST, deployment=deployment, own=20.5))
+    before = text[: text.index("right in at most")]
+    assert "no promise to the people whose data this run used" in before
+    assert "of a deployment with cohorts of 1,000 out of 1,000,000" in before
+    assert "epsilon 20.5 of its own" in before
+    assert "the training promises" not in text
+    assert "the same training" not in text
 
 
 def test_without_privacy_nothing_is_promised():

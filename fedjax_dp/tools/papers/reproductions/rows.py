@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedjax_dp.accounting.guarantee import mark_of, with_mark
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.settings import interval, proved_epsilon
 from fedjax_dp.tools.papers.reproductions.cells import Cell, CellKey, Reading
@@ -93,7 +94,7 @@ def result_of(
     epsilons = [proved_epsilon(record) for record in records]
     guarantee: Record = max(records, key=proved_epsilon)["guarantee"] if records else {}
     private = guarantee.get("delta") is not None
-    about = f"one {guarantee['unit']}, {guarantee['adjacency']}, {guarantee['view']}" if private else ""
+    whom = f"one {guarantee['unit']}, {guarantee['adjacency']}, {guarantee['view']}" if private else ""
     lost = len(records) - len(done)
     reason = ""
     if lost:
@@ -107,7 +108,7 @@ def result_of(
         max(epsilons, default=None) if epsilon is None else epsilon,
         round_epsilon,
         guarantee.get("delta"),
-        about,
+        with_mark(whom, mark_of(guarantee)),
         reason,
         () if lost else _curve([dict(measure.curve(record)) for record in done]),
     )

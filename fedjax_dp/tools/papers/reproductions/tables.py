@@ -66,7 +66,8 @@ def _epsilon(result: Mapping[str, Any]) -> str:
     if not result["private"]:
         return "none"
     once = result.get("round_epsilon")
-    return f"{result['epsilon']:.3g}" + ("" if once is None else f" ({once:.3g} a round)")
+    once_text = "" if once is None else f" ({display.upward(once, 3)} a round)"
+    return display.upward(result["epsilon"], 3) + once_text
 
 
 def markdown(recipe: Recipe, rows: Sequence[ResultRow], claims: Sequence[ClaimResult], notes: Sequence[str]) -> str:
