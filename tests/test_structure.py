@@ -13,8 +13,8 @@ MOST = {
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
     "lines of the core": 46_470,
-    "lines of tools": 19_183,
-    "lines of tests": 47_118,
+    "lines of tools": 19_188,
+    "lines of tests": 47_132,
 }
 
 

@@ -463,6 +463,8 @@ def _real_event(deployment: Deployment, steps: GaussianSteps) -> Event | None:
 def _presence(deployment: Deployment) -> float | None:
     """The chance of a client to be in a round that is counted for it; 1 where the account has that chance."""
     clients, law = deployment.clients, deployment.clients.law
+    if UNKNOWN in (deployment.weights.largest, deployment.clip.count_bits):
+        return None  # counted at their worst, which perhaps nobody has
     drawn = law in ("poisson", "fixed")
     if law == "all" or (_of_clients(deployment) and not counts(deployment) and (drawn or law == "with-replacement")):
         return 1.0
@@ -489,9 +491,12 @@ def _laplace_cost(deployment: Deployment, count: int) -> Cost:
         raise errors.refuse("noise.law", "laplace", f"gaussian for clients by law {law}", remedy)
     scale = noise_std(deployment) / math.sqrt(2)
     change = drawn.adjacency.sensitivity * bound_of(deployment, norm=1) * weight(deployment)
-    exact = deployment.clip.norm != "l2" and everybody
-    each = change / scale
-    return LaplaceCost(each, count) if exact else LaplaceCost(0.0, count, each * count)
+    clip, each = deployment.clip, change / scale
+    if clip.norm == "l2" or not everybody:
+        return LaplaceCost(0.0, count, each * count)
+    # neighbours differ in every coordinate, or in one of every tensor, each with noise of its own
+    parts = clip.coordinates if clip.norm == "coordinate" else clip.tensors if clip.scope == "tensor" else 1
+    return LaplaceCost(each / (parts or 1), count * (parts or 1))
 
 
 def assumptions_of(deployment: Deployment, drawn: Draw) -> list[str]:

@@ -249,6 +249,26 @@ def test_a_pass_that_ends_early_does_not_have_every_record():
     assert ends.attained_epsilon(1e-5) == 0 < whole.attained_epsilon(1e-5)
 
 
+def test_laplace_noise_on_many_coordinates_is_attained_coordinate_by_coordinate():
+    """10,000 numbers of epsilon .01 each are at most (4.376, 1e-5)-private by the theorem on composition (Kairouz, Oh,
+    Viswanath 2015): no test attains 100 but by chance 2^-10000."""
+    laplace = {"law": "laplace", "std": 200 * math.sqrt(2), "on": "message", "by": "client"}
+    facts = {"noise": laplace, "clip__bound": 1.0, "rounds": 1, "claim": {"epsilon": 10.0, "per": "run"}}
+    by_tensor = {"clip__norm": "l1", "clip__scope": "tensor", "clip__tensors": 10_000}
+    for norm in ({"clip__norm": "coordinate", "clip__coordinates": 10_000}, by_tensor):
+        checked = check(replace(MESSAGE, **facts, **norm))
+        assert epsilon(MESSAGE, **facts, **norm) == pytest.approx(100)
+        assert checked.claim.verdict == "conditional"
+        assert "not proved" in checked.claim.reason
+
+
+def test_a_fact_that_is_counted_at_its_worst_is_attained_by_nobody_known():
+    facts = {"weights": {"largest": "unknown"}, "noise__std": 1.0, "claim": {"epsilon": 1.0, "per": "run"}}
+    checked = check(replace(CENTRAL, **facts))
+    assert epsilon(CENTRAL, **facts) > 1
+    assert checked.claim.verdict == "conditional"
+
+
 def test_laplace_noise_of_clients_that_are_perhaps_absent_has_no_attained_epsilon():
     laplace = {"noise": {"law": "laplace", "std": 3.0, "on": "message", "by": "client"}, "clip__norm": "l1"}
     selection = {"epsilon": 1.0, "of": 100, "fraction": 0.1, "release": 0.1}
