@@ -65,11 +65,6 @@ def check(algorithm: Algorithm, data: FederatedData, model: Model) -> None:
         return initial_state(marked, model, replace(data, **records), key)
 
     state = _require_clean("before the first round", begin, records, (), marks, rows=False)
-    if jax.tree.leaves(state.clients) and not algorithm.local.has_client_state:
-        wanted = "True where `init` returns state of clients"
-        raise errors.refuse(
-            "has_client_state", False, wanted, "state it: draws of clients that keep something hide less"
-        )
     if by_record and not algorithm.local.initial_release and _has_gradients(begin, (records,), marks):
         raise errors.refuse(
             "corrections",

@@ -278,4 +278,5 @@ def remembers(algorithm: Algorithm) -> bool:
     own = own_methods(parts, "init")
     if not own and all(map(of_the_project, parts)):
         return local.state_affects_messages
-    return local.has_client_state or bool(own)
+    own_models = any(slot == "client models" and not of_the_project(part) for slot, part in local.parts)
+    return local.has_client_state or own_models or bool(own)

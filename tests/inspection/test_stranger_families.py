@@ -710,11 +710,6 @@ def twice(self, sgd, client, server, own):
     return Twice.run(Twice(), sgd, client, server, own)
 
 
-@fdp.value
-class Forgets(parts.OwnModel):
-    has_client_state, state_affects_messages = False, False
-
-
 def sgd_of_less_noise(self, sgd, client, server, own):
     quiet = replace(sgd, privatizer=scale_noise(sgd.privatizer, 1e-3))
     return Twice.run(self, quiet, client, server, own)
@@ -788,9 +783,6 @@ LIES |= {
     "cohort hidden among fewer": replace(CLIENT, cohort=lying(SHUFFLED, amplification=fewer_others)),
     "rule that inherits what it says": steps(RECORD, rule=SignRule(hyperparameters={})),
     "rule under a noised upload": steps(OUTPUT, rule=SignRuleTold(hyperparameters={})),
-    "client models that keep what they say they do not": steps(
-        fdp.mr_mtl(**COMMON, **CLIP, noise_on="clients"), models=Forgets()
-    ),
     "client models of one key for two streams": of_models(context=lambda self, client: client._replace(stream=1)),
     "client models of less noise": of_models(run=sgd_of_less_noise),
     **{

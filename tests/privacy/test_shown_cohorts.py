@@ -113,6 +113,19 @@ def test_rows_that_a_part_of_ones_own_does_not_state_are_rows():
     assert kept == epsilon(secure) > epsilon(plain)
 
 
+@value
+class Forgets(fdp.parts.OwnModel):
+    """A row for each client, which it does not state."""
+
+    has_client_state, state_affects_messages = False, False
+
+
+def test_own_models_of_clients_are_kept_whatever_they_state():
+    plain = fdp.mr_mtl(cohort="uniform", noise_on="clients", **CLIENTS)
+    forgets = dataclasses.replace(plain, local=dataclasses.replace(plain.local, models=Forgets()))
+    assert epsilon(forgets) == epsilon(plain) > epsilon(fdp.dp_fedavg(cohort="uniform", **CLIENTS))
+
+
 def own_models(noise, *corrections):
     options = {"clip_norm": 1.0, "noise_multiplier": 4.0, "personal_noise": noise, "cohort_size": 10}
     plain = fdp.local(**options, **STEPS)
