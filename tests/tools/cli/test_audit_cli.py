@@ -46,7 +46,7 @@ def is_picture(path):
 def test_people_read_the_verdict_first_then_what_is_stated_proved_and_assumed(capsys):
     assert cli.main(["audit", *SMALL, "--verbose"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("consistent: epsilon 3.999 is stated at delta 0.001 for one record of client 0 against")
+    assert lines[0].startswith("consistent: epsilon 4 is stated at delta 0.001 for one record of client 0 against")
     labels = [line[:10].strip() for line in lines[1:]]
     assert labels == ["stated", "proved", "", "paper", "always", "noise", "attack", "untested", "errors", "time"]
     assert "one record of one client (replace-one neighbours)" in lines[1]

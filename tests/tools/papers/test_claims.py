@@ -252,7 +252,7 @@ def test_moments_accountant_on_fixed_size_batches_is_contradicted(rows):
     (row, _, jax_privacy) = chosen(rows, "moments", "moments accountant")
     assert row.claim.verdict is Verdict.WRONG
     assert printed(row.provable, "2.20")
-    assert "attain 1.828" in row.claim.reason  # 1.8282, rounded down
+    assert "attain 1.827" in row.claim.reason  # 1.8282, less what grids may add, rounded down
     assert "attain 1.96" in jax_privacy.claim.reason
 
 
