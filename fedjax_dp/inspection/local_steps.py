@@ -121,7 +121,7 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
         require_so(alike, f"{name}: the client and round of a noise", "others", "the client and round")
         places = {(g.word, g.step) for g in gradients}
         require_so(len(places) == len(gradients), f"{name}: key and step of a noise", "used again", "new each time")
-        allowed, noises = stated_gradients(local, records), _stated_noise(local, data, records)
+        allowed, noises = stated_gradients(local, records), _noise_of_events(local, data, records)
         for stream in sorted({g.stream for g in gradients}):
             own = [g for g in gradients if g.stream == stream]
             of_stream = f"{name}, stream {stream}"
@@ -131,7 +131,7 @@ def examine_batches_of_steps(local: Any, place: Place) -> None:
             require(noise >= counted * (1 - 1e-5), law, f"{noise:.4g}", f"the {counted:.4g} of its event, or more")
 
 
-def _stated_noise(local: Any, data: FederatedData, records: int) -> dict[int, float]:
+def _noise_of_events(local: Any, data: FederatedData, records: int) -> dict[int, float]:
     """The largest noise multiplier in the events of each stream, over that of the first, which must cover its steps."""
     rates, law = np.full(1, float(local.rates(0, data.largest)[-1])), local.batches.sampling(records)
 

@@ -101,10 +101,12 @@ def test_the_guarantee_is_of_all_records_of_a_user(batches):
 def test_noise_on_whole_clients_hides_their_users_too():
     data = replace(ragged_data(SIZES), bounds=(UnitBound(Unit.USER, 4),))
     common = {"cohort_size": 2, "batch_size": 4, "local_steps": 1, "learning_rate": 0.1}
-    stated = fdp.guarantee(fdp.dp_fedavg(**common, clip_norm=1.0, noise_multiplier=1.0), data, rounds=5, delta=DELTA)
-    assert stated.unit is Unit.CLIENT
-    assert "which records are kept of a user is fixed beforehand: with or without a client" in stated.assumptions
-    assert any("shares and all divisors are public constants, whoever takes" in line for line in stated.assumptions)
+    of_clients = fdp.guarantee(
+        fdp.dp_fedavg(**common, clip_norm=1.0, noise_multiplier=1.0), data, rounds=5, delta=DELTA
+    )
+    assert of_clients.unit is Unit.CLIENT
+    assert "which records are kept of a user is fixed beforehand: with or without a client" in of_clients.assumptions
+    assert any("shares and all divisors are public constants, whoever takes" in line for line in of_clients.assumptions)
 
 
 def several(records=2, clients=2, sizes=(40, 40, 40), **data):

@@ -244,8 +244,8 @@ def test_constants_of_the_records_are_learnt_whatever_they_are_called(rows):
     own = (frame if rows == "all" else frame[:18])[["age", "dose"]]
     own.sample(frac=1, random_state=0).to_csv("survey.csv", index=False)
     frame.to_csv("a.csv", index=False)
-    stated = [{name: (own[name].mean(), own[name].std(ddof=ddof)) for name in own} for ddof in (0, 1)]
-    by_records = [fdp.dataset(frame, label="sick", standardise=how).learnt for how in (own, own.copy(), *stated)]
+    constants = [{name: (own[name].mean(), own[name].std(ddof=ddof)) for name in own} for ddof in (0, 1)]
+    by_records = [fdp.dataset(frame, label="sick", standardise=how).learnt for how in (own, own.copy(), *constants)]
     by_records.append(load("csv:a.csv", label_column="sick", standardise="survey.csv").learnt)
     assert {*by_records} == {fdp.dataset(frame, label="sick", standardise="records").learnt} != {()}
     others = own.assign(age=own.age + 1e-3), own.assign(age=[*own.age[:-1] * 1.01, own.age.iloc[-1]])
