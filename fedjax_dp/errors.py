@@ -117,10 +117,10 @@ def require_left_out(values: Any, names: Iterable[str], where: str, remedy: str 
             raise refuse(name, value, f"left out {where}", remedy.format(flag=name.replace("_", "-")))
 
 
-def require_text(what: str, value: str, remedy: str = "") -> str:
+def require_text(what: str, value: str) -> str:
     """A nonempty string; an unset shell variable leaves an empty one."""
     if not value:
-        raise refuse(what, "an empty word", "given", remedy)
+        raise refuse(what, "an empty word", "given")
     return value
 
 
@@ -215,31 +215,6 @@ ELSEWHERE: dict[str, str | tuple[str, ...]] = {
         "server_optimizer": "server",
     },
 }
-RETIRED: dict[str, str] = {  # from names of an earlier version, of an option, a choice or a key, to the remedy
-    "adapt": "noise is fixed before the first round: noise_schedule lets it differ by round; accounting.filter_for "
-    "is the filter for your own code",
-    "individual": "stop_at_epsilon ends a run for all; accounting.IndividualFilter is the filter of each client for "
-    "your own code",
-    "stop_noise": "stop by a public test set, which costs no privacy, or fix the rounds; accounting.with_looks counts "
-    "noisy looks for your own code",
-    "budget": "its new name stop_at_epsilon ends a run before it would exceed that epsilon; epsilon finds the noise "
-    "for all rounds",
-    "budget_high": "stop_at_epsilon is one number, which ends the run for all; epsilon with epsilon_high finds noise "
-    "for a budget of each client",
-    "prior_event": "its new name setup_event is the event of what clients release for the sampling of clients",
-    "start_clients": "drop it: equal names or equal records identify clients, else every client has the largest cost",
-    "no_hashes": "drop it: of records and names a ledger has one digest of all",
-    "completion": "fedjax-dp --install-completion takes its place",
-    **dict.fromkeys(("serve", "port"), "fedjax-dp run --track shows a run that is under way in an experiment tracker"),
-    **dict.fromkeys(
-        ("compile_for", "price"),
-        "python benchmarks/compiled.py --help says how to plan for an accelerator that is not here",
-    ),
-    "shuffled": "of cohorts it is retired: take cyclic or bins; of batches it is epochs",
-    "cohort_last": "it is retired with cohort shuffled: take cyclic or bins",
-    "refill": "it is retired: take epochs with last keep, whose last batch is smaller",
-    "refilled": "it is retired: of a record that is m times in a sum count m^2 steps of sampling none",
-}
 
 
 def _plain(word: str) -> str:
@@ -265,16 +240,11 @@ def suggestion(word: str, names: Iterable[str], otherwise: str = "") -> str:
     return f"did you mean {near[0]}?" if near else otherwise
 
 
-def replacement(word: str) -> str:
-    """The remedy for an option, a choice or a key of an earlier version; empty for any other name."""
-    return RETIRED.get(_plain(word), "")
-
-
 def require_choice(what: str, value: str, choices: Iterable[str]) -> None:
     """One of `choices`; the refusal suggests the most similar name."""
     names = list(choices)
     if not isinstance(value, str) or value not in names:
-        remedy = replacement(value) or suggestion(value, names) if isinstance(value, str) else ""
+        remedy = suggestion(value, names) if isinstance(value, str) else ""
         listed = f"one of {len(names)} names" if remedy and len(names) > 30 else "one of " + ", ".join(names)
         raise refuse(what, repr(value), listed, remedy)
 

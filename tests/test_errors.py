@@ -8,7 +8,6 @@ import pytest
 from helpers import ragged_data, refusal
 
 import fedjax_dp as fdp
-from fedjax_dp import errors
 from fedjax_dp.data import idx
 from fedjax_dp.sweeps import table
 from fedjax_dp.tools.reports import page
@@ -46,9 +45,3 @@ def test_every_extra_is_in_that_of_tests():
     extras = tomllib.loads(text)["project"]["optional-dependencies"]
     named = set(extras["test"][0].removeprefix("fedjax-dp[").rstrip("]").split(","))
     assert named == set(extras) - {"test", "accelerators"}  # those compilers want an environment of their own
-
-
-def test_a_retired_flag_says_what_takes_its_place_and_a_column_of_its_name_does_not():
-    for name in ("--compile-for", "compile_for", "--price"):
-        assert "python benchmarks/compiled.py" in errors.replacement(name)
-    assert errors.suggestion("price", ["prices"]) == "did you mean prices?"

@@ -3,7 +3,6 @@
 import math
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from fedjax_dp.display import count
@@ -63,9 +62,9 @@ class Explanation(NamedTuple):
         return self._asdict() | {"weights": [weight._asdict() for weight in self.weights]}
 
 
-def explain(model: Model, params: Any, x: Any, y: Any, keys: jax.Array | None = None) -> Explanation:
+def explain(model: Model, params: Any, x: Any, y: Any) -> Explanation:
     """How `clipped_sum` computes the record gradients of a model on batches like x and y `(records, ...)`."""
-    plan = loss_plan(model, params, x, y, keys)
+    plan = loss_plan(model, params, x, y)
     weights = [_weight(plan, weight) for weight in plan.weights]
     for leaf, why in (plan.direct | dict.fromkeys(plan.unused, "the loss does not depend on it")).items():
         size, used = math.prod(plan.shapes[leaf].shape), leaf in plan.direct

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from noisy_sums import poisson
 
 from fedjax_dp import accounting
 from fedjax_dp.accounting import Adjacency, GaussianSteps, NotCoveredError, Shuffled, epsilon_of, repeated
@@ -33,13 +32,6 @@ def test_clients_are_accounted_for_their_own_batches(case):
         event = repeated(of_round, times)
         assert [times for _, times in event.leaves()] == [count]
         assert epsilon_of(event, delta) == pytest.approx(epsilon, rel=2e-3)
-
-
-def test_opacus_rate_is_one_over_the_number_of_batches_of_a_pass():
-    privatizer, batches = RecordGaussian(clip_norm=1.0, noise_multiplier=4.0), PoissonBatches(size=10, rate="opacus")
-    for records, passes in ((7, 1), (25, 3), (41, 5)):
-        event = privatizer.event(4.0, batches, records, 20, lambda: np.ones(1))
-        assert epsilon_of(event, 1e-3) == epsilon_of(poisson(4.0, 1 / passes, 20), 1e-3)
 
 
 def test_kept_batches_are_steps_of_a_pass_and_cost_no_more():

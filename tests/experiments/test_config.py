@@ -4,9 +4,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from helpers import command_refusal, refusal
+from helpers import refusal
 
-import fedjax_dp as fdp
 from fedjax_dp.experiments import RunSpec
 from fedjax_dp.experiments.config import VALUES, read
 from fedjax_dp.experiments.groups import known_options
@@ -54,27 +53,6 @@ def test_schedules_last_as_long_as_the_run_where_nobody_says_how_long():
     assert not {"decay_rounds", "noise_rounds", "clip_rounds"} & {name for name, value in plain.items() if value}
     per_step = {"schedule": "cosine", "per_step": True}
     assert RunSpec.of({"rounds": 30, **per_step}).options.get("decay_rounds") is None
-
-
-RETIRED = {"cohort": ("shuffled", "take cyclic or bins"), "batches": ("refill", "take epochs with last keep")}
-
-
-@pytest.mark.parametrize("slot", RETIRED)
-def test_a_retired_law_is_refused_with_what_takes_its_place(slot, tmp_path, capsys):
-    name, remedy = RETIRED[slot]
-    numbers = {"cohort_size": 5, "batch_size": 10, "local_steps": 1, "learning_rate": 0.1}
-    assert remedy in refusal(lambda: fdp.fedavg(**numbers, **{slot: name}))
-    (tmp_path / "before.toml").write_text(f'{slot} = "{name}"\n')
-    for words in (["before.toml"], [f"--{slot}", name]):
-        assert remedy in command_refusal(capsys, "run", *words)
-    assert [path.name for path in tmp_path.iterdir()] == ["before.toml"]
-
-
-def test_an_option_of_a_retired_law_is_refused_with_what_takes_its_place(tmp_path, capsys):
-    (tmp_path / "before.toml").write_text('cohort_last = "keep"\n')
-    assert "take cyclic or bins" in refusal(lambda: read(tmp_path / "before.toml"))
-    assert "take cyclic or bins" in command_refusal(capsys, "run", "--cohort-last", "keep")
-    command_refusal(capsys, "account", "--sampling", "refilled")
 
 
 BY_NAME = "epsilon = {north = 1.0, '*' = 4}"

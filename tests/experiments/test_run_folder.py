@@ -279,14 +279,14 @@ def test_what_was_changed_is_named(x):
     assert "y/guarantee.json must be" in refused("guarantee.json", lambda _: json.dumps(other))
 
 
-def test_a_run_that_names_a_retired_option_is_refused_in_one_line_that_says_so(x):
+def test_a_run_that_names_an_option_of_another_version_is_refused_in_one_line(x):
     about = json.loads(pathlib.Path("x/run.json").read_text())
     about["config"]["start_clients"] = "same"
     run_folder.RUN_FOLDER.write(pathlib.Path("x"), about)
     promise = json.loads(pathlib.Path("x/guarantee.json").read_text())
     folders.write_json(pathlib.Path("x/guarantee.json"), run_folder.seal_promise(promise, about))
     for read in (fdp.resume, lambda folder: fdp.open_run(folder).model):
-        assert "got 'start_clients'; drop it: equal names or equal records" in refusal(read, "x")
+        assert "got 'start_clients'" in refusal(read, "x")
 
 
 def test_the_configuration_for_people_decides_nothing(x):

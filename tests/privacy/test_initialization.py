@@ -370,19 +370,6 @@ def test_clients_of_the_same_names_pay_for_themselves_and_all_others_for_the_dea
     assert own["continues"] == [1]
 
 
-def test_retired_options_of_starts_are_named_with_what_takes_their_place(capsys):
-    for words, told in (
-        (["run", "--rounds", "1", "--start", "a.npz", "--start-clients", "c.csv"], "identify clients"),
-        (["run", "t.toml"], "identify clients"),
-        (["export", "--no-hashes", "a", "a.npz"], "one digest of all"),
-    ):
-        pathlib.Path("t.toml").write_text('rounds = 1\nstart = "a.npz"\nstart_clients = "c.csv"\n')
-        assert cli.main([*words]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert told in line
-        assert sorted(path.name for path in pathlib.Path().iterdir()) == ["t.toml"]
-
-
 SILENT = types.SimpleNamespace(  # an attack that proves nothing
     contradicts=lambda curve: False,
     epsilon_at_least=lambda *given: 0.0,

@@ -1,7 +1,6 @@
 """How privacy is counted is said once, and what is found of a run is found once."""
 
 import dataclasses
-import re
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from fedjax_dp import hooks
 from fedjax_dp.data.client_names import ClientNames
 from fedjax_dp.privacy import planned_run
 from fedjax_dp.privacy.terms import PrivacyOptions, PrivacyTerms
-from fedjax_dp.tools import cli
 from fedjax_dp.tools.papers.noise import NOISE_THEOREMS
 
 DATA = ragged_data([20] * 6)
@@ -148,35 +146,6 @@ def test_noise_does_not_change_the_schedule_and_terms_do_not_change_the_run():
     assert run.with_noise(7.0).cohorts is run.cohorts
     assert run.with_terms(participation="worst").cohorts is run.cohorts
     np.testing.assert_array_equal(run.participation_counts(), fdp.privacy.participations(ALGORITHM, DATA, 5, 3))
-
-
-RETIRED = {  # names of before, a value, and what the line says takes their place
-    "budget": (3.0, "its new name stop_at_epsilon ends a run .*; epsilon finds the noise"),
-    "budget_high": (3.0, "stop_at_epsilon is one number, which ends the run for all"),
-    "individual": (True, "accounting.IndividualFilter is the filter of each client"),
-    "stop_noise": (3.0, "accounting.with_looks counts noisy looks"),
-    "prior_event": (1.0, "its new name setup_event"),
-    "adapt": (1.0, "noise_schedule lets it differ by round; accounting.filter_for"),
-}
-
-
-@pytest.mark.parametrize("name", RETIRED)
-def test_an_option_of_before_is_refused_by_what_takes_its_place_whichever_way_it_comes(name, tmp_path, capsys):
-    value, words = RETIRED[name]
-    out, file, sweep = tmp_path / "out", tmp_path / "run.toml", tmp_path / "sweep.toml"
-    with pytest.raises(fdp.ConfigurationError, match=f"got '{name}'; .*{words}") as error:
-        fdp.run(ALGORITHM, DATA, rounds=2, delta=1e-3, out=out, **{name: value})
-    assert "\n" not in str(error.value)
-    set_to = f"{name} = {str(value).lower()}\n"
-    file.write_text(f"rounds = 2\n{set_to}")
-    sweep.write_text(f"[base]\nrounds = 2\n{set_to}[axes]\nclip_norm = [1.0]\n")
-    flag = f"--{name.replace('_', '-')}"
-    for command in (["run", "--rounds", "2", flag, "3"], ["run", str(file)], ["sweep", str(sweep)]):
-        assert cli.main([*command, "--out", str(out)]) == 2
-        line = capsys.readouterr().err
-        assert re.search(words, line)
-        assert line.count("\n") == 1
-    assert not out.exists()
 
 
 HOSPITALS = ClientNames(["north", "St. Mary, Boston", "south"])

@@ -255,15 +255,9 @@ def test_what_cannot_run_is_one_line_and_exit_code_2(change, words, capsys):
     assert len([line for line in told.err.splitlines() if line.startswith("fedjax-dp:")]) == 1
 
 
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--coordinator", "host:1"], "start a Ray cluster and give --ray ADDRESS"),
-        (["--plan", "--compile-for", "h200"], "python benchmarks/compiled.py"),
-    ],
-)
-def test_what_a_sweep_has_no_use_for_is_one_line(words, expected, capsys):
-    assert expected in command_refusal(capsys, "sweep", "sweep.toml", *words)
+def test_what_a_sweep_has_no_use_for_is_one_line(capsys):
+    line = command_refusal(capsys, "sweep", "sweep.toml", "--coordinator", "host:1")
+    assert "start a Ray cluster and give --ray ADDRESS" in line
     assert "--ray ADDRESS" in refusal(lambda: SweepConfig(base=BASE | {"coordinator": "auto"}, axes=AXES))
 
 

@@ -163,9 +163,7 @@ def require_known(command: str, rest: list[str], taken: Options) -> None:
         if flag == option.flag:
             raise errors.refuse(flag, "a flag", "left to Python", "flags are numbers, text and bools")
     flags = [option.flag for option in taken.values() if option.kinds and not option.about.positional]
-    remedy = errors.replacement(flag) or errors.suggestion(
-        flag, [*HELP[1:], *flags], f"fedjax-dp {command} --help-all lists them"
-    )
+    remedy = errors.suggestion(flag, [*HELP[1:], *flags], f"fedjax-dp {command} --help-all lists them")
     raise errors.refuse("argument", repr(flag), f"an option of fedjax-dp {command}", remedy)
 
 

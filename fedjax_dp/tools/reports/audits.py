@@ -35,13 +35,8 @@ def of_content(content: Mapping[str, Any]) -> Report:
     sections = [_result(content), Section("The attack", blocks), *shared.guarantee_sections(content["guarantee"])]
     sections += [_cost(content), shared.setting(config, content)]
     what = f"{config['algorithm']} on {config['dataset']}" if config else "an algorithm written in Python"
-    lead = f"An attack of {content['trials']:,} trials on client {_client(content)}, seed {content['seed']}"
+    lead = f"An attack of {content['trials']:,} trials on client {content['client_name']}, seed {content['seed']}"
     return Report(KIND, f"Audit of {what}", lead, sections, data)
-
-
-def _client(content: Mapping[str, Any]) -> Any:
-    """The name of the audited client; its number in files from versions without names."""
-    return content.get("client_name", content["client"])
 
 
 def _result(content: Mapping[str, Any]) -> Section:
@@ -111,7 +106,7 @@ def _trade_off() -> Figure:
 def _attack(content: Mapping[str, Any]) -> list[tuple[str, Any]]:
     """The settings of the attack and its counts."""
     facts: list[tuple[str, Any]] = [
-        ("audited client", _client(content)),
+        ("audited client", content["client_name"]),
         ("canary", content["canary"]),
         ("attack", content.get("attack")),
         ("gradients of other records", content.get("others")),
