@@ -150,8 +150,8 @@ def dp_ftrl(
 ) -> "Algorithm":
     """DP-FTRL at client level (Kairouz et al. 2021): noise correlated over rounds, so that its sums stay small.
 
-    The default cohort is cyclic, so that a client's rounds are far apart. The server has momentum. In a run the noise
-    is that with the least error at the budget (Choquette-Choo et al. 2023), and the cohort the one that it is for.
+    The default cohort is cyclic, so that a client's rounds are far apart. The server has momentum. A run takes the
+    noise with the least error at the budget (Choquette-Choo et al. 2023), and the cohort for which it was selected.
 
     Args:
         bands: number of rounds over which the noise is correlated; from Python of a banded inverse square root, where 1

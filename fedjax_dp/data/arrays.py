@@ -51,7 +51,7 @@ def dataset(
     test             of a DataFrame: another one, or the fraction of records to test on (of every client's, where
                      clients are named); left out, a column `split` says train or test, else it is a fifth;
     drop             of a DataFrame: columns that are no features, such as ids;
-    categories       likewise: the words of a column, known without looking, each of which becomes a feature of 0 and 1;
+    categories       likewise: known words of a column, not read from the records; each becomes a feature of 0 and 1;
     fill             likewise: a constant for missing values, or constants by column;
     missing          likewise: words and numbers that stand for a missing value, beside "" and "?";
     standardise      likewise: public (mean, deviation) by column, a public DataFrame to compute them from, or

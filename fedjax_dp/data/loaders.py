@@ -101,15 +101,15 @@ def check_reading(kind: str, reading: Reading) -> None:
 
 
 def load(name: str, data_dir: str | os.PathLike[str] | None = None, seed: int = 0, **how: Any) -> "Dataset":
-    """A data set by name: one of DATASETS; npz:PATH, csv:PATH, leaf:PATH and others go on after the colon.
+    """A data set by name: one of DATASETS, or npz:PATH, csv:PATH, leaf:PATH and others.
 
     A store holds clients, not a data set: `open_store` reads it.
 
     Files are looked for in `data_dir`, else in the folder that FEDJAX_DP_DATA names, else in the user cache. idx files
     that are not there are downloaded into the user cache and compared with their checksum; for other data sets the
     error says which file belongs where. `seed` decides what synthetic draws and which records of school are its test
-    set, and nothing else. `how` files of the user's own are read: the fields of `fedjax_dp.data.Reading`, such as
-    label_column="y"; what a text such as fill="dose=0" or drop="id,row" says, a mapping or a list may say as well.
+    set, and nothing else. `how` says how the user's own files are read: the fields of `fedjax_dp.data.Reading`,
+    such as label_column="y". A text such as fill="dose=0" or drop="id,row" may also be a mapping or a list.
     """
     taken = of_class(Reading)
     require(taken, how, how, "load")

@@ -238,7 +238,7 @@ def federate(
     shares        public weights in the objective, n_i / sum n_j unless given;
     test_clients  for each test record the client whose part it is `(test records,)`, for accuracies by client; where
                   each id's records are at one client, that follows from `test_client_ids`.
-    Raises ConfigurationError if a row is used twice, a client has no record, or the data set is none.
+    Raises ConfigurationError if a row is used twice, a client has no record, or `dataset` is not a data set.
     """
     y_train, y_test = as_arrays(dataset.y_train), as_arrays(dataset.y_test)
     x_train, x_test = (native(x) if isinstance(x, np.ndarray) else x for x in (dataset.x_train, dataset.x_test))

@@ -32,7 +32,7 @@ class PopulationConfig(Reading):
     """Everything that decides the clients and their records. None: the data set brings it, or it does not apply.
 
     Args:
-        dataset: data set; your own files and folders stand behind a colon, such as csv:patients.csv
+        dataset: data set; your own files and folders follow a colon, such as csv:patients.csv
         data_dir: folder of the data sets
         seed: seed of everything random: partition, cohorts, batches, noise, first model
         num_clients: number of clients
@@ -43,7 +43,7 @@ class PopulationConfig(Reading):
         similarity: percent of records dealt at random; for partition similarity
         concentration: concentration of the Dirichlet partitions; a small one makes clients differ
         concentration_scale: scale of the concentration; hsu divides it by the number of classes
-        balance: stop giving classes to clients that have their even part; for class-dirichlet
+        balance: give no more records to clients that have an even share already; for class-dirichlet
         column: what partition continuous sorts by; target, target:J or the number of a feature
         column_strength: 0 is iid, 1 sorts by the column; for partition continuous
         group_size: natural clients that become one; for partition grouped-natural

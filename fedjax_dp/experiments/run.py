@@ -57,9 +57,9 @@ def run(
                       after a stop, `open_run` reads it;
     checkpoint_every  rounds between checkpoints in it (default: rounds / 5);
     progress          bars on stderr, or in the notebook;
-    callbacks         are called at every evaluation, see `experiments.Callback`.
-    How else privacy is counted (accountant, participation, unit, view, stop_at_epsilon, ...) are keyword arguments too:
-    see `fedjax_dp.privacy.PrivacyTerms`; for the others see `fedjax_dp.simulate`.
+    callbacks         are called at start, evaluations and end, see `experiments.Callback`.
+    Other privacy options (accountant, participation, unit, view, stop_at_epsilon, ...) are keyword arguments too, see
+    `fedjax_dp.privacy.PrivacyTerms`. For the remaining arguments see `fedjax_dp.simulate`.
     Raises: ConfigurationError before anything is compiled or written; errors.DivergedError with round and clients.
     """
     observers, path = Callbacks(callbacks), None if out is None else pathlib.Path(out)

@@ -79,7 +79,7 @@ class AuditOptions(DetailOptions, PlotOption):
         claim: epsilon to test instead of the stated one
         parameters: parameters of the model that the gradient canary is run in
         lanes: runs at once on a device
-        own: attack what the run itself releases, where it stands for a deployment
+        own: attack what the run itself releases, if it stands for a deployment
     """
 
     trials: int = 10_000

@@ -19,7 +19,7 @@ COMMANDS = {
     "run": "train a federated algorithm and report its privacy; without arguments a private run on the digits",
     "new": "write a commented file for run, for sweep, or for your own tables",
     "export": "write the parameters of a run to a file that other programs read",
-    "sweep": "run seeds x hyperparameters x budgets as few compiled programs, or go on with it",
+    "sweep": "run seeds x hyperparameters x budgets as few compiled programs, or continue a stopped sweep",
     "best": "print the best setting of a sweep as a configuration for run",
     "compare": "compare personal models with local and shared ones at the same epsilon, from a sweep over algorithms",
     "plot": "draw a run or a sweep",

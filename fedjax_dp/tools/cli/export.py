@@ -17,7 +17,7 @@ Dense_0/kernel. A .safetensors file also contains configuration, rounds and Guar
 only the trained parameters are written; --merged writes all, with low-rank terms added.
 
 Every file contains the run's ledger, so that a run that starts from it knows what it was trained on. The ledger has no
-checksum of the records, by which whoever has all of them but one could find that one."""
+checksum of the records, with which somebody who has all of them but one could find the missing one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ class DetailOptions(PrintOptions):
 
     Args:
         quiet: print the result alone, without progress
-        verbose: print all that is known of it
+        verbose: print everything that is known about it
     """
 
     quiet: Switch = False
