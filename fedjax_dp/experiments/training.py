@@ -344,7 +344,7 @@ def _train_rounds(
             run.algorithm,
             run.data,
             rounds=rounds,
-            seed=run.draw_seed,
+            seed=run.seed,
             model=run.model,
             evaluate_every=output.evaluate_every,
             train_metrics=bool(output.train_metrics),

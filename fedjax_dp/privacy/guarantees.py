@@ -7,7 +7,7 @@ from typing import NamedTuple, Unpack
 
 import numpy as np
 
-from fedjax_dp import accounting, errors, hooks, inspection
+from fedjax_dp import accounting, errors, hooks, inspection, validation
 from fedjax_dp.accounting import Event, Guarantee, Unit
 from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.events import distinct, each
@@ -53,6 +53,9 @@ def calibrate(
     Raises:   ConfigurationError if the budget is unreachable or the combination has no accountant.
     """
     terms = PrivacyTerms(**privacy)
+    if terms.stop_at_epsilon is not None:
+        raise errors.refuse("stop_at_epsilon", terms.stop_at_epsilon, "left out of calibrate", "give epsilon= alone")
+    _require_model(algorithm, model)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     noised = with_least_noise(run, progress)
     if run.terms.sigma_mode not in hooks.NOISE_RULES:
@@ -160,8 +163,8 @@ def guarantee(
     """The Guarantee of each client for a run of `algorithm` over `rounds` rounds with `seed`.
 
     The unit is one record of one client if local steps are noised, and a client with all its records if updates are.
-    model     needed if its size matters (integer noise), and for user-defined parts that use models; default logistic
-              regression;
+    model     that is trained: needed if it begins with the values of another run, if its size matters (integer noise),
+              and for user-defined parts that use models; default logistic regression;
     privacy   `delta`, `view`, ...: the fields of `PrivacyTerms`. As in `run`, `epsilon` calibrates the noise first, and
               `stop_at_epsilon` ends the run: the Guarantee is for this noise and these rounds;
     progress  called with (distinct clients done, distinct clients).
@@ -170,8 +173,17 @@ def guarantee(
             a budget that cannot be met.
     """
     terms = PrivacyTerms(**privacy)
+    _require_model(algorithm, model)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
     return prepare(run, progress).guarantee
+
+
+def _require_model(algorithm: Algorithm, model: Model | None) -> None:
+    """Refuse integer noise without the model, whose number of parameters is part of the sensitivity."""
+    validation.require_part("algorithm", algorithm, Algorithm)
+    if model is None and algorithm.upload.shared_noise:
+        remedy = "its sensitivity grows with the number of parameters"
+        raise errors.refuse("model", "none", "the model that is trained, under integer noise", remedy)
 
 
 def verified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:

@@ -71,6 +71,9 @@ def check_fit(algorithm: Algorithm, shares: np.ndarray) -> None:
         raise errors.refuse("estimator", type(aggregate).__name__, f"mean or renorm: the rates of {name} are unknown")
     if cohort.max_participations > 1 and algorithm.local.has_client_state:
         raise errors.refuse("draws one by one", True, "False with client state", "train each client once")
+    if len(shares) * cohort.max_participations > 2**32:  # keys of draws would repeat
+        got = f"{len(shares):,} clients x {cohort.max_participations:,}"
+        raise errors.refuse("draws one by one", got, "at most 2^32 clients x draws", "lower cohort_size")
     if cohort.max_participations > 1 and algorithm.transport.secret:
         raise errors.refuse("draws one by one", True, "False for secure sums", "masks are shared by distinct clients")
     if algorithm.transport.secret and needs_individual_updates(aggregate):

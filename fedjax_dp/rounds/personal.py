@@ -15,6 +15,7 @@ from fedjax_dp.data.targets import rows_of
 from fedjax_dp.execution.host_tables import HostTable
 from fedjax_dp.execution.mesh import Execution
 from fedjax_dp.models import Model, task_of, usual_model
+from fedjax_dp.models.origins import draw_seed
 from fedjax_dp.parts.contexts import ClientContext, Received
 from fedjax_dp.parts.local_training import LocalTraining
 from fedjax_dp.prng import role_key
@@ -47,17 +48,18 @@ def model_of(local: LocalTraining, states: ClientStates, at: Any, data: Federate
 
 
 def personal_models(
-    algorithm: Algorithm, state: ServerState, data: FederatedData, *, seed: int = 0, model: Model | None = None
+    algorithm: Algorithm, state: ServerState, data: FederatedData, *, seed: int, model: Model | None = None
 ) -> Any:
     """The parameters of every client's personal model, each leaf `(num_clients, ...)`; all must fit into memory.
 
-    algorithm, seed, model  those of the run, with its noise; the default model is logistic regression.
+    algorithm, seed, model  those of the run, with its noise; the default model is logistic regression. Some entries
+                            draw the last noise here, so another seed gives other models.
     Raises: ConfigurationError if clients share one model.
     """
     local: LocalTraining = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float32), algorithm.local)
     errors.require_seed(seed)
-    key = jax.random.key(seed, impl="threefry2x32")
     model = usual_model(data) if model is None else model
+    key = jax.random.key(draw_seed(seed, model), impl="threefry2x32")
     return models_of_clients(local, with_final_model(algorithm, state), data, key, model=model)
 
 

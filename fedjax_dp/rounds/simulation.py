@@ -25,6 +25,7 @@ from fedjax_dp.execution.mesh import Execution, all_devices
 from fedjax_dp.gradients import JitOfModel, joined, split
 from fedjax_dp.models import Model, NetworkModel, cross_entropy, task_of, usual_model
 from fedjax_dp.models.model import score_shapes
+from fedjax_dp.models.origins import draw_seed
 from fedjax_dp.parts import facts
 from fedjax_dp.pytrees import check_part, replace, tensor_sizes
 from fedjax_dp.rounds import metrics, prefetch, unscored
@@ -285,7 +286,7 @@ def initialize(
     start: ServerState | None = None,
     on_host: bool = False,
 ) -> tuple[Rounds, ServerState]:
-    """The rounds of a run on its devices, and the state before round 0 or a copy of `start`."""
+    """The rounds of a run on its devices, and the state before round 0 or a copy of `start`; `seed` as of draws."""
     if not on_host and data.x.shape[0] > MOST_ON_DEVICES:
         raise errors.refuse(
             "records", f"{data.x.shape[0]:,} on devices", f"at most {MOST_ON_DEVICES:,}", "keep them on the host"
@@ -351,6 +352,7 @@ def simulate(
 ) -> Simulation:
     """Run `rounds` rounds of an algorithm and evaluate every `evaluate_every` (default: about 20 times).
 
+    seed           of all draws, together with the values that the model begins with, as in a Guarantee;
     model          default multinomial logistic regression;
     train_metrics  also evaluate objective and gradient norm (diagnostics), each time a pass over all training records;
                    on a GPU also `noise_to_signal` of noise on gradients, see `Execution.signal`;
@@ -379,7 +381,8 @@ def simulate(
     if train_metrics:
         execution = dataclasses.replace(execution, signal=True)
     noticed = start is not None  # a run that continues has already given the notice
-    run, state = initialize(algorithm, data, model, execution, seed=seed, start=start, on_host=on_host)
+    own = draw_seed(seed, model)
+    run, state = initialize(algorithm, data, model, execution, seed=own, start=start, on_host=on_host)
     del start
     done = first = int(state.round)
     history: list[Evaluation] = []

@@ -254,6 +254,24 @@ def test_a_sweep_of_a_partly_frozen_model_is_its_single_runs():
         assert row["test_loss"] == alone.history[-1].test_loss
 
 
+def test_simulate_and_personal_models_draw_by_the_values_that_training_begins_with():
+    """As `run` does and a Guarantee counts: phases of one seed share neither cohorts nor noise."""
+    net = mlp((6,), 4, (8,))
+    begun = freeze(net, start=net.init(jax.random.key(2)), start_data="nothing", start_private=False)
+    algorithm = fdp.finetune(**PRIVATE | {"learning_rate": 1e-3}, noise_multiplier=100.0)
+    alone = fdp.simulate(algorithm, DATA, rounds=2, seed=3, model=begun)
+    run = fdp.run(algorithm, DATA, rounds=2, seed=3, model=begun, delta=1e-3, view="deployed")
+    assert jax.tree.all(jax.tree.map(np.array_equal, alone.params, run.params))
+
+    def noise(model):
+        state = fdp.simulate(algorithm, DATA, rounds=1, seed=3, model=model).state
+        own = fdp.rounds.personal_models(algorithm, state, DATA, seed=3, model=model)
+        both = zip(*map(jax.tree.leaves, (own, state.params)), strict=True)
+        return np.concatenate([np.ravel(np.asarray(each) - np.asarray(shared)) for each, shared in both])
+
+    assert abs(np.corrcoef(noise(net), noise(begun))[0, 1]) < 0.3  # of 4 clients x 92 numbers: 5.7 deviations
+
+
 @pytest.mark.exhaustive
 def test_checks_and_audits_hold_for_low_rank_training():
     adapted = freeze(mlp((6,), 4, (8,)), "lora", rank=2)

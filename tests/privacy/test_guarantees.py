@@ -438,3 +438,19 @@ def test_the_basis_says_where_rounding_lets_another_accountant_in(data):
     assert small.startswith(usual)
     assert "Renyi DP where that is less" in small
     assert "Renyi" not in usual
+
+
+def test_integer_noise_is_not_counted_for_a_model_that_nobody_named():
+    secure = fdp.parts.SecureSum(fractional_bits=8)
+    steps = {"cohort_size": 3, "batch_size": 2, "local_steps": 1, "learning_rate": 0.1}
+    integer = fdp.dp_fedavg(clip_norm=0.5, noise_multiplier=6.0, noise="shared", secure=secure, **steps)
+    terms = {"rounds": 2, "delta": 1e-3, "accountant": "rdp"}
+    assert "the model that is trained" in refusal(fdp.guarantee, integer, ragged_data([20] * 4), **terms)
+    assert "the model that is trained" in refusal(fdp.calibrate, integer, ragged_data([20] * 4), epsilon=4.0, **terms)
+
+
+def test_draws_one_by_one_have_keys_of_their_own():
+    many = fdp.parts.MultinomialCohort(draws=5000, equal=True, one_by_one=True)
+    algorithm = replace(fdp.fedavg(cohort_size=1, batch_size=2, local_steps=1, learning_rate=0.1), cohort=many)
+    simulation.check_fit(algorithm, np.full(800_000, 1 / 800_000))
+    assert "at most 2^32" in refusal(simulation.check_fit, algorithm, np.full(900_000, 1 / 900_000))

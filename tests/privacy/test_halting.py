@@ -68,6 +68,8 @@ def test_no_budget_ends_what_takes_all_its_rounds():
     run = planned()
     with pytest.raises(fdp.ConfigurationError, match="left out, as an audit takes all its rounds"):
         fdp.audit(run.algorithm, DATA, rounds=2, delta=1e-3, stop_at_epsilon=8.0)
+    with pytest.raises(fdp.ConfigurationError, match="left out of calibrate"):
+        fdp.calibrate(run.algorithm, DATA, rounds=2, delta=1e-3, epsilon=1.0, stop_at_epsilon=8.0)
     with pytest.raises(fdp.ConfigurationError, match="left out in a sweep"):
         fdp.sweep(run.algorithm, DATA, rounds=2, delta=1e-3, stop_at_epsilon=8.0, axes={"clip_norm": [1.0]})
     plain = fdp.fedavg(cohort_size=3, batch_size=5, local_steps=2, learning_rate=0.3)

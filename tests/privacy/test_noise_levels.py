@@ -123,7 +123,7 @@ def test_what_is_fine_tuned_after_the_last_round_has_the_noise_of_the_first(ends
     assert last.noise_multiplier == 8.0
     if stop is None:
         result = fdp.run(algorithm, DATA, rounds=2, delta=DELTA, view="deployed")
-        own = personal_models(result.algorithm, result.simulation.state, DATA)
+        own = personal_models(result.algorithm, result.simulation.state, DATA, seed=0)
         moved = jax.tree.map(lambda each, shared: np.ravel(np.asarray(each) - np.asarray(shared)), own, result.params)
         moved = np.concatenate(jax.tree.leaves(moved))
         assert np.std(moved) == pytest.approx(8.0 * 1e-3 / 30, rel=0.2)  # 12 numbers of each of 6 clients

@@ -107,5 +107,8 @@ def test_clients_with_models_of_their_own_begin_with_it():
     data = ragged_data([12, 7, 20, 9])
     state = fdp.simulate(algorithm, data, rounds=3, model=MODEL).state
     moved = dataclasses.replace(algorithm, server=algorithm.server.base)
-    of_mean = fdp.rounds.personal_models(algorithm, state, data, model=MODEL)
-    equal(of_mean, fdp.rounds.personal_models(moved, state._replace(params=state.optimizer.mean), data, model=MODEL))
+    of_mean = fdp.rounds.personal_models(algorithm, state, data, seed=0, model=MODEL)
+    equal(
+        of_mean,
+        fdp.rounds.personal_models(moved, state._replace(params=state.optimizer.mean), data, seed=0, model=MODEL),
+    )
