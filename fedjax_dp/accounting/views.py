@@ -86,6 +86,10 @@ def steps_in_view(
         raise NotCoveredError("clients' own models have no noise of the sum of updates: use view broadcast")
     errors.require_count("cohort_size", cohort_size)
     errors.require_count("local_steps", local_steps)
+    if own.unit is Unit.CLIENT and cohort_size > 1 and isinstance(own.sampling, WithoutReplacement):
+        drawn = own.sampling.batch_size  # who adds the noise
+        if cohort_size != drawn:
+            raise errors.refuse("cohort_size", cohort_size, f"{drawn}, the clients that are drawn", "or 1, of a server")
     if own.unit is Unit.CLIENT and (known := helpers_of(cohort_size, view, colluders)):
         changed: Any = own
         if (others := _of_others(own.sampling, known)) != own.sampling:

@@ -331,7 +331,12 @@ def _event(options: ReleaseOptions, noise: float) -> Event:
     events = [_steps_in_view(own, options) for own in of_clients]  # of a record and a client there is one
     event = joined(events)
     if options.participation_log is not None:
-        return repeated(event, int(_log(options).counts.max()))
+        log = _log(options)
+        fewest = int(np.unique(log.rounds, return_counts=True)[1].min())
+        if options.cohort_size is not None and options.cohort_size > fewest:
+            got = f"{options.cohort_size}, above the {fewest} in a round of {options.participation_log}"
+            raise errors.refuse("cohort_size", got, "the fewest clients of a round", "lower it, or leave it out")
+        return repeated(event, int(log.counts.max()))
     if options.rounds is None and options.participation is None:
         return event
     rounds, participation = _both(("rounds", "participation"), options.rounds, options.participation)

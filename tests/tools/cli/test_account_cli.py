@@ -185,6 +185,7 @@ def test_a_participation_log_counts_the_rounds_of_its_busiest_client(capsys, tmp
         (["--rounds", "3"], "rounds must be left out beside a participation log"),
         (["--participation", "0.5"], "participation must be left out beside a participation log"),
         (hidden, "a log that is public amplifies nothing"),
+        (["--view", "final_model", "--cohort-size", "2", "--local-steps", "1"], "above the 1 in a round of log.csv"),
     ):
         assert cli.main([*LOG, *more]) == 2
         content = capsys.readouterr()
@@ -193,6 +194,10 @@ def test_a_participation_log_counts_the_rounds_of_its_busiest_client(capsys, tmp
 
 PLAIN_USER = [*Z, "--steps", "2", "--delta", "1e-5", "--adjacency", "replace-one", "--unit", "user"]
 TOGETHER = ["--view", "secure_sum", "--cohort-size", "2", "--local-steps", "1"]
+FEWER = (
+    "--steps 2 --delta 1e-5 --adjacency replace-one --unit client --view broadcast --sampling without-replacement "
+    "--batch-size 10 --records 100 --cohort-size 50 --local-steps 1"
+)
 TURNS = "calibrate --epsilon 2 --steps 64 --records 1024 --batch-size 64 --delta 1e-6 --adjacency add-remove"
 CORRELATED = [*TURNS.split(), "--correlation", "none"]
 
@@ -201,6 +206,7 @@ CORRELATED = [*TURNS.split(), "--correlation", "none"]
     ("words", "line"),
     [
         ([*PLAIN_USER, "--records-per-user", "3,3", *TOGETHER], "must be left out for a user at several clients"),
+        ([*Z, *FEWER.split()], "cohort_size must be 10, the clients that are drawn, got 50"),
         (
             [*PLAIN_USER, "--records-per-user", "1,1", "--rounds", "9", "--participation", "0.1"],
             "must be left out for a user at several clients",
