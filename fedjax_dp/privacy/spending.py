@@ -68,8 +68,13 @@ class Spending:
 
     @functools.cached_property
     def priced_rounds(self) -> list[int]:
-        """Numbers of rounds whose epsilon is computed: all if that is cheap, else powers of two."""
+        """Numbers of rounds whose epsilon is computed: all if that is cheap, else powers of two.
+
+        If results may end the run, only its last round: a shorter plan bounds nothing.
+        """
         rounds = self.run.rounds
+        if self.run.terms.stop is not None:
+            return [rounds]
         kinds = max(len(self._kinds(rounds)), 1) if self.private else 1
         if self._is_cheap and kinds * rounds <= EXACT and self.run.data.num_clients * rounds <= COUNTS:
             return list(range(1, rounds + 1))

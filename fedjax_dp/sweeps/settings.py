@@ -109,6 +109,12 @@ def deployment_mark(records: Iterable[Record]) -> str:
     return marks[0] if len(marks) == 1 else "of several deployments" if any(marks) else ""
 
 
+def caveats_of(records: Iterable[Record]) -> list[str]:
+    """What has to be read before the proved epsilons, such as that they are for a single round."""
+    caveats = dict.fromkeys(record["guarantee"].get("caveat") for record in records)
+    return [f"proved epsilon: {caveat}" for caveat in caveats if caveat]
+
+
 def epsilon_terms(records: Iterable[Record], *, view: bool = False) -> list[str]:
     """The terms of the proved epsilons: delta, unit, adjacency and perhaps view, or that points differ in them."""
     private = [record["guarantee"] for record in records if record["guarantee"].get("epsilon") is not None]

@@ -44,7 +44,7 @@ from fedjax_dp.sweeps.records import (
 from fedjax_dp.sweeps.runner import Keep, SweepPlan, Trained, announce, compile_plan, execute, execute_rungs
 from fedjax_dp.sweeps.search import P, Search, search_of
 from fedjax_dp.sweeps.selection_cost import ByResults, cost_of_choosing
-from fedjax_dp.sweeps.settings import baseline_of_records, metric_of, settings_of
+from fedjax_dp.sweeps.settings import baseline_of_records, caveats_of, metric_of, settings_of
 from fedjax_dp.sweeps.table import Best, best, column, overview, summary, tidy
 from fedjax_dp.sweeps.winners import winners
 
@@ -78,6 +78,8 @@ class Sweep:
             facts["baseline"] = baseline
         if cost := cost_statement(self.choosing, self.folder):
             facts["choosing"] = cost
+        if caveats := caveats_of(self.records):
+            facts["caveat"] = "; ".join(caveats)
         if self.plan is not None:
             facts["planned"] = "; ".join(self.plan.lines())
         if self.folder is not None:

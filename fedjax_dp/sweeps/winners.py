@@ -13,6 +13,7 @@ from fedjax_dp.sweeps.settings import (
     OWN,
     Interval,
     Setting,
+    caveats_of,
     deployment_mark,
     epsilon_terms,
     interval,
@@ -97,8 +98,7 @@ class Winners(NamedTuple):
         lines = []
         if terms := epsilon_terms(self._points(), view=True):
             lines.append(f"proved epsilon: {', '.join(terms)}")
-        caveats = dict.fromkeys(point["guarantee"].get("caveat") for point in self._points())
-        lines += [f"proved epsilon: {caveat}" for caveat in caveats if caveat]
+        lines += caveats_of(self._points())
         if any(row.score.seeds == 1 for row in self.rows):
             lines.append("one seed has no deviation and no interval")
         if any(row.score.seeds > 1 for row in self.rows):

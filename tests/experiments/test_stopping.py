@@ -20,6 +20,7 @@ from fedjax_dp.pytrees import equal
 from fedjax_dp.rounds.simulation import Evaluation
 from fedjax_dp.tasks import Classes, measures_of_task
 from fedjax_dp.tasks.measures import target_of
+from fedjax_dp.tools.reports.kinds import read_report
 
 DATA = ragged_data([20, 20, 7, 40, 40, 20])
 DELTA = 1e-3
@@ -32,6 +33,10 @@ def dpnfl():
 
 def rule(every=2):
     return StopRule(target_of("accuracy=0.28", measures_of_task(Classes()), "stop"), every)
+
+
+def saved_curve(folder):
+    return read_report(folder).data.get("spent", [])
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +56,8 @@ def test_a_stop_by_public_records_is_free_and_its_claim_is_that_of_all_rounds(st
     assert max(epsilons_of(ledger.events(), DELTA)) < whole.epsilon  # the wrong program: its rounds read as planned
     assert "one of a run that results may end" in refusal(ledger.epsilons)
     assert ledger.lines[-1]["halt"] == "rule"
+    assert [line["epsilon_planned"] for line in ledger.lines] == [whole.epsilon] * 2  # of no shorter plan
+    assert saved_curve(folder) == []
     code, out, _ = account(capsys, folder)
     assert (code, f"epsilon {upward(whole.epsilon)}" in out, "halted by results after round 2" in out) == (
         0,

@@ -10,7 +10,7 @@ import pytest
 from helpers import command_output, refusal
 from sweep_points import point, sweep_folder, textbook_interval
 
-from fedjax_dp.sweeps.sweep import open_sweep
+from fedjax_dp.sweeps.sweep import Sweep, open_sweep
 from fedjax_dp.sweeps.winners import winners
 from fedjax_dp.tools.reports import sweeps as reports
 
@@ -123,6 +123,7 @@ def test_no_table_has_an_epsilon_without_what_it_is_of(form, capsys):
     notes = [line.strip(" %") for line in (err if form == "csv" else out).splitlines()]
     assert "proved epsilon: delta 0.001, one record, replace-one, view uploads" in notes
     assert notes.count(f"proved epsilon: {caveat}") == 1
+    assert " ".join(str(Sweep("s", AXES, records)).split()).count(caveat) == 1
     for record in records:
         record["guarantee"]["delta"] = 1e-4 * record["values"]["epsilon"]
     assert "proved epsilon: delta differs, one record, replace-one, view uploads" in winners(records, AXES).notes()

@@ -20,6 +20,7 @@ from fedjax_dp.sweeps.settings import (
     Setting,
     baseline_of_records,
     bounds,
+    caveats_of,
     measures_of_records,
     settings_of,
     varying_axes,
@@ -185,6 +186,7 @@ def _print(result: "Sweep", out: pathlib.Path) -> None:
     each = " and ".join(name for name in USUAL if name in varying_axes(settings))
     lines = [
         *(("proved", f"{name} epsilon at {whose}".strip()) for whose, name in names.items()),
+        *(("caveat", caveat) for caveat in caveats_of(result.records)),
         *(
             (name, f"{count(times, 'point')}: {reason}")
             for name, reasons in ended.items()

@@ -213,7 +213,8 @@ def _draw_epsilons(audit: Any, rows: tables.Rows, axes: Any) -> None:
         epsilon, color = row["epsilon"], COLORS[row["kind"]] or styles.ink()
         at = max(epsilon, first)
         axes.plot(at, place, "o", color=color, ms=6, clip_on=False)
-        elements.label(axes, f"{epsilon:.4g}", (at, place), (7, -3.5), fontsize=styles.SMALL, color=color)
+        shown = downward(epsilon) if row["kind"] == tables.LOWER else upward(epsilon)
+        elements.label(axes, shown, (at, place), (7, -3.5), fontsize=styles.SMALL, color=color)
     axes.set_yticks(range(len(rows)), [row["what"] for row in rows], fontsize=styles.SMALL)
     label = f"epsilon at delta {audit.guarantee.delta:g}, with {audit.confidence} confidence (shaded: refuted)"
     axes.set(ylim=(len(rows) - 0.4, -0.6), xlabel=canvas.wrap(label, _room(axes), "medium"))

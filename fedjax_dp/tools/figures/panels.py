@@ -17,6 +17,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from fedjax_dp.sweeps.settings import (
     Record,
     Setting,
+    caveats_of,
     deployment_mark,
     epsilon_places,
     epsilon_terms,
@@ -149,7 +150,8 @@ def frontier(settings: Sequence[Setting], metric: Measure) -> list[Setting]:
 def epsilon_label(settings: Sequence[Setting]) -> str:
     """The label of the proved epsilon: delta, unit and adjacency, or that points differ in them."""
     points = all_points(settings)
-    return "; ".join(filter(None, ["proved epsilon (nats)", *epsilon_terms(points), deployment_mark(points)]))
+    caveat = "read the caveat of its Guarantee" if caveats_of(points) else ""
+    return "; ".join(filter(None, ["proved epsilon (nats)", *epsilon_terms(points), deployment_mark(points), caveat]))
 
 
 def all_points(settings: Sequence[Setting]) -> list[Record]:

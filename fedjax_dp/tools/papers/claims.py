@@ -9,7 +9,7 @@ from fedjax_dp import accounting, errors
 from fedjax_dp.accounting import ATTAINED, Claim, Event, Poisson, Unit, Verdict, WithoutReplacement
 from fedjax_dp.accounting.events import distinct, each
 from fedjax_dp.data.store import FederatedData
-from fedjax_dp.display import upward
+from fedjax_dp.display import downward, upward
 from fedjax_dp.privacy.client_events import training_events
 from fedjax_dp.privacy.planned_run import PlannedRun, last_rates
 from fedjax_dp.privacy.protection import clips_records, noises_steps, unit_of
@@ -95,7 +95,7 @@ def _dpnfl(run: Subject) -> tuple[Claim, ...]:
             f"lemmas give {upward(epsilons[busiest])}"
         )
         if max(run.epsilons) <= assumed[busiest]:
-            reason += f"; the number is still above the proved {max(run.epsilons):.4g}"
+            reason += f"; the number is still above the proved {upward(max(run.epsilons))}"
     first = Claim(f"{source} at realised participation", max(epsilons), delta, Verdict.HOLDS, "all conditions met")
     if not _without_replacement(algorithm, run.data):
         return (first,)
@@ -119,10 +119,10 @@ def _cpfed(run: Subject) -> tuple[Claim, ...]:
     setting = theorems.Cpfed(run.rounds, steps, run.data.num_clients, members, batch)
     claimed, proved = setting.epsilon(noise / batch, run.delta, secure=True), max(run.epsilons)
     if claimed >= proved:
-        verdict, reason = Verdict.HEURISTIC, f"above the proved {proved:.4g} here"
+        verdict, reason = Verdict.HEURISTIC, f"above the proved {upward(proved)} here"
     else:
         verdict = Verdict.CONDITIONAL
-        reason = f"counts the mean number of rounds; {proved:.4g} is proved for the busiest client"
+        reason = f"counts the mean number of rounds; {upward(proved)} is proved for the busiest client"
     if steps > 1:
         reason += "; with more than one local step the cohort's noise does not add up as assumed"
     return (Claim("cpfed, Theorem 1 (zCDP, secure sum)", claimed, run.delta, verdict, reason),)
@@ -151,14 +151,14 @@ def _dp_fedavg_output(run: Subject) -> tuple[Claim, ...]:
     met = claimed / (2 * rate) <= 1 and rates.sum() <= 2 * steps * rates[-1]
     bound = getattr(privatizer, "bound", None)
     if least > claimed and steps == 1 and bound is not None and not bound.per_record:
-        verdict, reason = Verdict.WRONG, f"two real neighbours attain {least:.4g} in one round"
+        verdict, reason = Verdict.WRONG, f"two real neighbours attain {downward(least)} in one round"
     elif met:
         verdict, reason = Verdict.HOLDS, "its conditions are met"
     elif proved > claimed:
         verdict = Verdict.CONDITIONAL
-        reason = f"not met, epsilon / (2q) <= 1, which is {claimed / (2 * rate):.3g}; {proved:.4g} is proved"
+        reason = f"not met, epsilon / (2q) <= 1, which is {claimed / (2 * rate):.3g}; {upward(proved)} is proved"
     else:
-        verdict, reason = Verdict.HEURISTIC, f"conditions not met, but above the {proved:.4g} proved for one round"
+        verdict, reason = Verdict.HEURISTIC, f"conditions not met, but above the {upward(proved)} proved for one round"
     return (
         Claim("dp_fedavg_output, Theorem 1 (one round, first rates)", claimed, run.delta, verdict, reason, rounds=1),
     )
@@ -180,11 +180,11 @@ def _acs_pldp(run: Subject) -> tuple[Claim, ...]:
     name = run.data.called(client)
     least = _lower_bound(ledger[client], run.delta)
     if least > claimed:
-        verdict, reason = Verdict.WRONG, f"two real neighbours attain {least:.4g} at client {name}"
+        verdict, reason = Verdict.WRONG, f"two real neighbours attain {downward(least)} at client {name}"
     elif excess > 1:
-        verdict, reason = Verdict.CONDITIONAL, f"{proved[client]:.4g} is proved for client {name}"
+        verdict, reason = Verdict.CONDITIONAL, f"{upward(proved[client])} is proved for client {name}"
     else:
-        verdict, reason = Verdict.HEURISTIC, f"an order of magnitude only; above the proved {proved[client]:.4g}"
+        verdict, reason = Verdict.HEURISTIC, f"an order of magnitude only; above the proved {upward(proved[client])}"
     source = f"acs_pldp, Theorem 1 with constant 1, client {name}"
     return (Claim(source, claimed, run.delta, verdict, reason, client),)
 
@@ -202,6 +202,6 @@ def _moments(run: Subject) -> tuple[Claim, ...]:
     else:
         least = _lower_bound(run.ledger[0], run.delta)
         attained = _without_replacement(run.algorithm, run.data) and run.algorithm.aggregate.alike
-        words = f"assumes Poisson cohorts; with {steps[0].sampling} two real neighbours attain {least:.4g}"
+        words = f"assumes Poisson cohorts; with {steps[0].sampling} two real neighbours attain {downward(least)}"
         verdict, reason = (Verdict.WRONG if attained and least > claimed else Verdict.HEURISTIC), words
     return (Claim("moments accountant (McMahan et al. 2018)", claimed, run.delta, verdict, reason),)

@@ -111,9 +111,9 @@ def guarantee_sections(guarantee: Mapping[str, Any]) -> list[Section]:
 def spread(guarantee: Mapping[str, Any]) -> str:
     names = ("epsilon_min", "epsilon_median", "epsilon_max")
     low, middle, high = (guarantee[name] for name in names)
-    if in_words(low) == in_words(high):
-        return f"{in_words(high)} for each"
-    return f"smallest {in_words(low)}, median {in_words(middle)}, largest {in_words(high)}"
+    if upward(low) == upward(high):
+        return f"{upward(high)} for each"
+    return f"smallest {upward(low)}, median {upward(middle)}, largest {upward(high)}"
 
 
 def setting(config: Mapping[str, Any], about: Mapping[str, Any], caption: str = "Configuration") -> Section:

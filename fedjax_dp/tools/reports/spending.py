@@ -38,9 +38,10 @@ def epsilon_by_round(path: pathlib.Path, about: Mapping[str, Any], epsilon: floa
     epsilon  of the run's Guarantee; the last round must give it again
     Raises:  ConfigurationError if epsilon by round cannot be computed.
     """
+    if about["config"].get("stop") is not None:
+        raise errors.ConfigurationError("results may end the run, so every round costs what all planned rounds do")
     ledger = read_ledger(path) if (path / LEDGER).is_file() else None
-    whole = ledger is not None and ledger.rounds == about["config"]["rounds"]
-    if ledger is not None and whole and not ledger.follows_results:
+    if ledger is not None and ledger.rounds == about["config"]["rounds"]:
         return _of_ledger(ledger, about["config"]["evaluate_every"], epsilon, screen)
     if about["made of"] != configs.CONFIGURED:
         raise errors.ConfigurationError("the run was made of Python values, which its folder does not hold")

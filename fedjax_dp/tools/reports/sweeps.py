@@ -8,7 +8,7 @@ from typing import Any
 
 from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import with_mark
-from fedjax_dp.display import count, duration
+from fedjax_dp.display import count, duration, upward
 from fedjax_dp.sweeps.comparison import compare
 from fedjax_dp.sweeps.records import Record, read_records, read_selection_cost
 from fedjax_dp.sweeps.settings import (
@@ -105,7 +105,7 @@ def comparison_section(records: Sequence[Record], axes: Sequence[str]) -> list[S
             shared.number(found.measure, row.standing.worst_tenth),
             None if row.against is None else percent(row.against.no_worse),
             None if row.against is None else shared.number(found.measure, row.against.regret),
-            row.proved,
+            _epsilon_cell(row.proved),
             row.view,
         ]
         for row in found.rows
@@ -180,7 +180,7 @@ def _result(
             of += f"; 95% interval {shared.number(main, row['low'])} to {shared.number(main, row['high'])}"
         items = [
             (main.words, shared.number(main, score.mean), of),
-            ("epsilon", in_words(best.epsilon), "worst seed of the best setting"),
+            ("epsilon", _epsilon_cell(best.epsilon), "worst seed of the best setting"),
             ("settings", in_words(len(settings)), f"{count(len(records), 'point')} of {planned:,}"),
             (
                 "on the Pareto front",
@@ -254,7 +254,7 @@ def _privacy(
             *(exact(settings[row["key"]].values[name]) for name in axes),
             None if row["value"] is None else main.shown(row["value"]),
             _between(row, main),
-            settings[row["key"]].epsilon if row["private"] else "∞",
+            _epsilon_cell(settings[row["key"]].epsilon if row["private"] else math.inf),
             row["seeds"],
             "on the front" if row["key"] in best else "",
         ]
@@ -376,3 +376,7 @@ def _cost(records: Sequence[Record]) -> Section:
         facts.append(("mean time of a point", duration(total / len(records))))
     line = "A sweep does not measure traffic: fedjax-dp run does, with the configuration that fedjax-dp best prints."
     return Section("Time and traffic", [FactList(facts), Prose([line])])
+
+
+def _epsilon_cell(epsilon: float) -> str:
+    return upward(epsilon) if math.isfinite(epsilon) else "∞"

@@ -63,7 +63,7 @@ def test_a_budget_that_a_number_does_not_show_is_named_in_the_terminal():
 
 def test_clients_that_differ_in_no_digit_have_one_number():
     apart = {"epsilon_min": 7.9991, "epsilon_median": 7.9992, "epsilon_max": 7.9993}
-    assert shared.spread(apart) == "7.999 for each"
+    assert shared.spread(apart) == "8 for each"  # rounded up
     assert "smallest" in shared.spread(apart | {"epsilon_min": 7.9})
 
 

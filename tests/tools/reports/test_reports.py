@@ -355,8 +355,6 @@ def test_wrong_paths_are_refused_in_one_line(tmp_path, audit_file, capsys):
         ((audit_file, "-o", "none/such.html"), "a folder that exists"),
         ((audit_file, "-o"), "followed by a value"),
         ((audit_file, "more"), "takes no other without a flag"),
-        ((audit_file, "--serve"), "fedjax-dp run --track"),
-        ((audit_file, "--port", "8000"), "fedjax-dp run --track"),
     ):
         assert line in refused(capsys, *words)
     assert (tmp_path / "there.html").read_text() == "mine"
