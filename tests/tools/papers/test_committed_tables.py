@@ -11,7 +11,9 @@ from fedjax_dp import errors
 from fedjax_dp.experiments.build import planned_of
 from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepare
+from fedjax_dp.tools.papers.reproductions import tables
 from fedjax_dp.tools.papers.reproductions.cells import Cell, CellKey
+from fedjax_dp.tools.papers.reproductions.recipe import read_recipe
 from fedjax_dp.tools.papers.reproductions.reproduce import _of_the_schedule
 
 PAPERS = pathlib.Path(__file__).parents[3] / "benchmarks" / "results" / "papers"
@@ -69,6 +71,14 @@ def read(name):
 
 
 NAMES = [path.parent.name for path in sorted(PAPERS.glob("*/table.json")) if any(private_rows(read(path.parent.name)))]
+
+
+def test_tables_in_markdown_are_those_of_the_numbers():
+    """With every epsilon rounded up."""
+    for file in PAPERS.glob("*/table.json"):
+        content = json.loads(file.read_text())
+        written = tables.markdown(content, read_recipe(content["recipe"]).titles)
+        assert file.with_name("table.md").read_text() == written, file.parent.name
 
 
 @pytest.mark.slow

@@ -303,7 +303,9 @@ def test_the_table_in_markdown():
     means = {(DPNFL, "literal"): [run(79.0), run(81.0)], (DPNFL, "correct"): [run(85.0, 4.0)]}
     means |= {(FEDAVG, reading): [run(90.0, math.inf)] for reading in ("literal", "correct")}
     rows = table_of(recipe, means, rounds={(DPNFL, "literal"): 0.5})
-    text = tables.markdown(recipe, rows, claims_of(recipe, rows), ["a note"])
+    claims = [claim._asdict() | {"verdict": claim.verdict} for claim in claims_of(recipe, rows)]
+    content = {"source": recipe.source, "title": recipe.title, "rows": list(map(tables.to_dict, rows))}
+    text = tables.markdown(content | {"claims": claims, "notes": ["a note"]}, recipe.titles)
     told = text.splitlines()
     assert told[0] == "# 999 Table I: accuracy of two methods"
     assert (

@@ -269,27 +269,23 @@ def _write(done: Reproduction, cells: Sequence[Cell], seconds: Mapping[str, floa
     """Write tables, figure and configurations; `seconds` of each run."""
     from fedjax_dp.tools.papers.reproductions import figure  # slow to import
 
-    REPRODUCTION_FOLDER.write(  # first: it marks the folder, so that an interrupted call can resume
-        done.folder,
-        {
-            "recipe": done.recipe.name,
-            "source": done.recipe.source,
-            "title": done.recipe.title,
-            "scale": done.scale.name,
-            "seeds": list(done.seeds),
-            "rows": list(map(tables.to_dict, done.rows)),
-            "claims": [claim._asdict() | {"verdict": claim.verdict} for claim in done.claims],
-            "notes": list(done.notes),
-            "configurations": [
-                {**cell.place._asdict(), "reading": cell.reading, "fields": cell.fields} for cell in cells
-            ],
-            "runs": len(seconds),
-            "seconds_of_runs": round(sum(seconds.values()), 1),
-            "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "versions": environment.versions(),
-            "device": environment.device(),
-        },
-    )
-    folders.write_atomically(done.folder / "table.md", done.markdown)
+    content = {
+        "recipe": done.recipe.name,
+        "source": done.recipe.source,
+        "title": done.recipe.title,
+        "scale": done.scale.name,
+        "seeds": list(done.seeds),
+        "rows": list(map(tables.to_dict, done.rows)),
+        "claims": [claim._asdict() | {"verdict": claim.verdict} for claim in done.claims],
+        "notes": list(done.notes),
+        "configurations": [{**cell.place._asdict(), "reading": cell.reading, "fields": cell.fields} for cell in cells],
+        "runs": len(seconds),
+        "seconds_of_runs": round(sum(seconds.values()), 1),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": environment.versions(),
+        "device": environment.device(),
+    }
+    REPRODUCTION_FOLDER.write(done.folder, content)  # first: an interrupted call resumes by it
+    folders.write_atomically(done.folder / "table.md", tables.markdown(content, done.recipe.titles))
     folders.write_atomically(done.folder / "table.csv", tables.comma_separated(done.recipe, done.rows))
     figure.draw(done, done.folder / "figure.png")

@@ -4,7 +4,6 @@ import dataclasses
 import pathlib
 from collections.abc import Mapping
 
-from fedjax_dp.tools.papers.reproductions import tables
 from fedjax_dp.tools.papers.reproductions.cells import Reading
 from fedjax_dp.tools.papers.reproductions.features import Cloud
 from fedjax_dp.tools.papers.reproductions.recipe import Recipe, RecipeScale
@@ -23,7 +22,3 @@ class Reproduction:
     notes: tuple[str, ...]
     folder: pathlib.Path
     clouds: Mapping[Reading, Cloud] = dataclasses.field(default_factory=dict)
-
-    @property
-    def markdown(self) -> str:
-        return tables.markdown(self.recipe, self.rows, self.claims, self.notes)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from fedjax_dp import display
 from fedjax_dp.tools.papers.reproductions.measures import MEASURES
 from fedjax_dp.tools.papers.reproductions.recipe import READINGS, Recipe
-from fedjax_dp.tools.papers.reproductions.rows import ClaimResult, ReadingResult, ResultRow
+from fedjax_dp.tools.papers.reproductions.rows import ReadingResult, ResultRow
 
 
 class MetricTable(NamedTuple):
@@ -70,16 +70,16 @@ def _epsilon(result: Mapping[str, Any]) -> str:
     return display.upward(result["epsilon"], 3) + once_text
 
 
-def markdown(recipe: Recipe, rows: Sequence[ResultRow], claims: Sequence[ClaimResult], notes: Sequence[str]) -> str:
-    """The tables, one for each metric, with notes below."""
-    parts = [f"# {recipe.source}: {recipe.title}"]
-    for table in metric_tables(list(map(to_dict, rows)), recipe.titles):
+def markdown(content: Mapping[str, Any], titles: Mapping[str, str]) -> str:
+    """The tables of a `table.json`, one for each metric, with notes below."""
+    parts = [f"# {content['source']}: {content['title']}"]
+    for table in metric_tables(content["rows"], titles):
         lines = [table.columns, ["---"] * len(table.columns), *table.rows]
         parts.append(f"{table.label}\n\n" + "\n".join(f"| {' | '.join(cells)} |" for cells in lines))
-    if claims:
-        claimed = [f"| {claim.statement} | {claim.reading} | {claim.verdict} |" for claim in claims]
+    if content["claims"]:
+        claimed = ["| {statement} | {reading} | {verdict} |".format(**claim) for claim in content["claims"]]
         parts.append("\n".join(["| claim | reading | here |", "| --- | --- | --- |", *claimed]))
-    parts.append("\n".join(f"- {note}" for note in notes))
+    parts.append("\n".join(f"- {note}" for note in content["notes"]))
     return "\n\n".join(parts) + "\n"
 
 
