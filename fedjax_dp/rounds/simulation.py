@@ -381,8 +381,8 @@ def simulate(
     if train_metrics:
         execution = dataclasses.replace(execution, signal=True)
     noticed = start is not None  # a run that continues has already given the notice
-    own = draw_seed(seed, model)
-    run, state = initialize(algorithm, data, model, execution, seed=own, start=start, on_host=on_host)
+    seed = draw_seed(seed, model)
+    run, state = initialize(algorithm, data, model, execution, seed=seed, start=start, on_host=on_host)
     del start
     done = first = int(state.round)
     history: list[Evaluation] = []
