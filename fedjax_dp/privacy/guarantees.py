@@ -7,7 +7,7 @@ from typing import NamedTuple, Unpack
 
 import numpy as np
 
-from fedjax_dp import accounting, errors, hooks, inspection, validation
+from fedjax_dp import accounting, errors, hooks, inspection
 from fedjax_dp.accounting import Event, Guarantee, Unit
 from fedjax_dp.accounting.accountants import about_at
 from fedjax_dp.accounting.events import distinct, each
@@ -55,8 +55,9 @@ def calibrate(
     terms = PrivacyTerms(**privacy)
     if terms.stop_at_epsilon is not None:
         raise errors.refuse("stop_at_epsilon", terms.stop_at_epsilon, "left out of calibrate", "give epsilon= alone")
-    _require_model(algorithm, model)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+    if model is None and run.unit is Unit.CLIENT and algorithm.upload.shared_noise:
+        raise _missing_model()
     noised = with_least_noise(run, progress)
     if run.terms.sigma_mode not in hooks.NOISE_RULES:
         verify_custom_parts(noised)
@@ -173,17 +174,15 @@ def guarantee(
             a budget that cannot be met.
     """
     terms = PrivacyTerms(**privacy)
-    _require_model(algorithm, model)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
+    if model is None and run.unit is Unit.CLIENT and algorithm.upload.shared_noise:
+        raise _missing_model()
     return prepare(run, progress).guarantee
 
 
-def _require_model(algorithm: Algorithm, model: Model | None) -> None:
-    """Refuse integer noise without the model, whose number of parameters is part of the sensitivity."""
-    validation.require_part("algorithm", algorithm, Algorithm)
-    if model is None and algorithm.upload.shared_noise:
-        remedy = "its sensitivity grows with the number of parameters"
-        raise errors.refuse("model", "none", "the model that is trained, under integer noise", remedy)
+def _missing_model() -> errors.ConfigurationError:
+    remedy = "its sensitivity grows with the number of parameters"
+    return errors.refuse("model", "none", "the model that is trained, under integer noise", remedy)
 
 
 def verified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:

@@ -381,7 +381,8 @@ def simulate(
     if train_metrics:
         execution = dataclasses.replace(execution, signal=True)
     noticed = start is not None  # a run that continues has already given the notice
-    seed = draw_seed(seed, model)
+    if getattr(model, "origins", ()):  # training begins with the values of another
+        seed = draw_seed(seed, model)
     run, state = initialize(algorithm, data, model, execution, seed=seed, start=start, on_host=on_host)
     del start
     done = first = int(state.round)

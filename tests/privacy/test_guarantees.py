@@ -441,7 +441,7 @@ def test_the_basis_says_where_rounding_lets_another_accountant_in(data):
 
 
 def test_integer_noise_is_not_counted_for_a_model_that_nobody_named():
-    secure = fdp.parts.SecureSum(fractional_bits=8)
+    secure = fdp.parts.SecureSum(fractional_bits=6)
     steps = {"cohort_size": 3, "batch_size": 2, "local_steps": 1, "learning_rate": 0.1}
     integer = fdp.dp_fedavg(clip_norm=0.5, noise_multiplier=6.0, noise="shared", secure=secure, **steps)
     terms = {"rounds": 2, "delta": 1e-3, "accountant": "rdp"}
