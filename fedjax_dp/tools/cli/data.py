@@ -58,8 +58,10 @@ def data_command(arguments: list[str]) -> int:
     converts = arguments[:1] == ["convert"]
     arguments = arguments[converts:]
     named = known_flags(arguments, of_class(DataOptions))[0].get("named", "digits")
-    brought = resolve_population(DataOptions(dataset=named), population_of(kind_of(named)))
-    options = parse("data", arguments, DataOptions, PAGE, {"dataset": named}, shown=vars(brought))
+    preset = population_of(kind_of(named))
+    resolved = vars(resolve_population(DataOptions(dataset=named), preset))
+    shown = preset | {name: value for name, value in resolved.items() if value is not None}
+    options = parse("data", arguments, DataOptions, PAGE, {"dataset": named}, shown=shown)
     look = picture_of(options)
     if converts != (options.out is not None):
         raise errors.refuse("out", options.out or "none", "given to data convert, and to nothing else")
