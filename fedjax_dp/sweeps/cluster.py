@@ -13,9 +13,10 @@ from fedjax_dp import devices, errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.rounds.algorithm import Algorithm
+from fedjax_dp.sweeps.axes import in_words
 from fedjax_dp.sweeps.engine import PointEnd, group_jobs
 from fedjax_dp.sweeps.plan import Point
-from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, with_noise
+from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, with_data, with_noise
 from fedjax_dp.sweeps.records import Record
 from fedjax_dp.sweeps.runner import Keep, Watch, compile_plan, execute, record
 
@@ -32,6 +33,10 @@ def run_points(tasks: Sequence[tuple[Point, Algorithm, Guarantee]], parts: int) 
     devices.cache_programs()
     screen, sources = Screen(quiet=True), Sources()
     records: list[Record] = []
+    for (point, *_), own in zip(tasks, with_data([point for point, *_ in tasks], sources), strict=True):
+        if own.id != point.id:
+            what, remedy = f"data, code and files of {in_words(point.values)}", "put the same ones there"
+            raise errors.refuse(what, f"others on {socket.gethostname()}", "those of the machine of the sweep", remedy)
     entries = [
         with_noise(point, dataclasses.replace(sources.plan_run(point.config), algorithm=algorithm), guarantee)
         for point, algorithm, guarantee in tasks

@@ -34,7 +34,11 @@ def read_own(folder: pathlib.Path, manifest: Manifest, plan: Plan) -> tuple[Mani
     grows = own.get("digest") != manifest["digest"]
     others = [record for record in records if record["point"] not in plan]
     if others or (grows and not records):
-        few = [f"{len(others):,} points are not of this one, such as {in_words(one['values'])}" for one in others[:1]]
+        few = [
+            f"{len(others):,} points are not of this one, or their files, code or data have changed, such as "
+            f"{in_words(one['values'])}"
+            for one in others[:1]
+        ]
         raise errors.refuse(
             "out",
             f"{folder}, a folder of another sweep",

@@ -101,7 +101,7 @@ class SweepConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """One run of a sweep. `id` names its resolved configuration: equal ones share it, in any data folder."""
+    """One run of a sweep, with its `identity` as `id`: equal ones share it, in any data folder."""
 
     index: int
     id: str
@@ -125,7 +125,7 @@ def to_toml(sweep: SweepConfig) -> str:
     top: Values = {"seeds": len(sweep.seeds) if counted else list(sweep.seeds)}
     if sweep.trials is not None:
         top |= {"trials": sweep.trials, "trials_law": sweep.trials_law, "search_seed": sweep.search_seed}
-    top |= _non_defaults(sweep)
+    top |= {name: getattr(sweep, name) for name, usual in _DEFAULTS.items() if getattr(sweep, name) != usual}
     points = (f"[[points]]\n{folders.toml(point)}" for point in sweep.points)
     return "\n".join(
         [folders.toml(top), f"[base]\n{folders.toml(sweep.base)}", f"[axes]\n{folders.toml(sweep.axes)}", *points]
@@ -133,20 +133,12 @@ def to_toml(sweep: SweepConfig) -> str:
 
 
 def digest(sweep: SweepConfig) -> str:
-    """12 hexadecimal digits that distinguish sweeps; the order of keys and the folder of the data do not count."""
+    """12 hexadecimal digits of the fields of a sweep; the order of keys and the folder of the data do not count.
+
+    Files, code and data are in the ids of the points, see `identity`.
+    """
     base = {name: value for name, value in sweep.base.items() if name != "data_dir"}
-    fields = {name: value for name, value in dataclasses.asdict(sweep).items() if name not in _DEFAULTS}
-    return _hash(
-        fields
-        | _non_defaults(sweep)
-        | {"base": base}
-        | _code(own_code.checksums(*(name for names in _own_code(sweep).values() for name in names)))
-    )
-
-
-def _non_defaults(sweep: SweepConfig) -> Values:
-    """The fields that differ from their defaults. Only these enter the digest, so that earlier digests stay."""
-    return {name: getattr(sweep, name) for name, usual in _DEFAULTS.items() if getattr(sweep, name) != usual}
+    return _hash(dataclasses.asdict(sweep) | {"base": base})
 
 
 def expand(sweep: SweepConfig) -> list[Point]:
@@ -233,10 +225,12 @@ def refuse_points(total: int, refused: Sequence[tuple[Values, str]]) -> errors.C
     return errors.ConfigurationError(" ".join(message.split()))
 
 
-def identity(config: RunSpec) -> str:
-    """12 hexadecimal digits of the fields that decide a run's result: neither folders nor checkpoints count."""
+def identity(config: RunSpec, data: str = "") -> str:
+    """12 hexadecimal digits of what decides a run's result: its fields, except for folders and checkpoints, the user's
+    code and files, and `data`, the checksum of its data."""
     apart = ("data_dir", "out", "checkpoint_every")
-    return _hash({name: value for name, value in config.flat().items() if name not in apart} | _code(config.code))
+    fields = {name: value for name, value in config.flat().items() if name not in apart}
+    return _hash(fields | {"files": config.code | config.files, "data": data})
 
 
 def _require_disjoint(sweep: SweepConfig) -> None:
@@ -309,11 +303,6 @@ def _known_options(sweep: SweepConfig) -> Options:
         for name in own.get(slot, ()):
             result |= own_numbers({slot: name})
     return result
-
-
-def _code(checksums: Mapping[str, str]) -> Values:
-    """The checksums of user-defined code as a part of a digest."""
-    return {"code": dict(checksums)} if checksums else {}
 
 
 def _require_field(what: str, name: str, barred: Mapping[str, tuple[str, str]], known: Options) -> None:

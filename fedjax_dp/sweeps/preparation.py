@@ -11,6 +11,7 @@ import numpy as np
 from fedjax_dp import errors
 from fedjax_dp.accounting import Guarantee
 from fedjax_dp.data import FederatedData
+from fedjax_dp.display import without_addresses
 from fedjax_dp.experiments.build import planned_of
 from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
@@ -19,10 +20,10 @@ from fedjax_dp.experiments.population import build_data
 from fedjax_dp.privacy.guarantees import prepare
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.terms import PrivacyTerms
-from fedjax_dp.pytrees import replace
+from fedjax_dp.pytrees import checksum, replace
 from fedjax_dp.sweeps.axes import Values
 from fedjax_dp.sweeps.engine import Job
-from fedjax_dp.sweeps.plan import Point, collect
+from fedjax_dp.sweeps.plan import Point, collect, identity
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,11 +39,18 @@ class PreparedPoint:
     point: Point | None = None  # its description in a sweep of configurations
 
 
+def checksum_of_data(data: FederatedData) -> str:
+    """The checksum of all that a run depends on: records, test records, shares, names and what else is known."""
+    facts = str(jax.tree.structure(replace(data, notes=()))), None if data.names is None else data.names.listed
+    return checksum(data, np.frombuffer(without_addresses(repr(facts)).encode(), np.uint8))
+
+
 class Sources:
     """The data of configurations. Each is built once, and equal data sets share their records in memory."""
 
     def __init__(self) -> None:
         self._built: dict[Any, FederatedData] = {}
+        self._checksums: dict[Any, str] = {}
         self._records: dict[Any, FederatedData] = {}
 
     def of(self, config: PopulationConfig) -> FederatedData:
@@ -51,6 +59,13 @@ class Sources:
         if key not in self._built:
             self._built[key] = self.share(build_data(config))
         return self._built[key]
+
+    def checksum(self, config: PopulationConfig) -> str:
+        """The checksum of these data, read once."""
+        key = dataclasses.astuple(config)
+        if key not in self._checksums:
+            self._checksums[key] = checksum_of_data(self.of(config))
+        return self._checksums[key]
 
     def share(self, data: FederatedData) -> FederatedData:
         """The same data, with the record arrays of an equal data set if one is known."""
@@ -66,6 +81,17 @@ class Sources:
     def plan_run(self, config: RunSpec) -> PlannedRun:
         """The run of a configuration on its data."""
         return planned_of(config, self.of(config.data))
+
+
+def with_data(points: Sequence[Point], sources: Sources) -> list[Point]:
+    """The points, with ids that also name their data. Raises: as `build`, for points whose data cannot be built."""
+
+    def identify(at: int) -> Point:
+        config = points[at].config
+        with config.naming_defaults():
+            return dataclasses.replace(points[at], id=identity(config, sources.checksum(config.data)))
+
+    return collect([point.values for point in points], identify)
 
 
 def build(points: Sequence[Point], sources: Sources) -> list[PlannedRun]:

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from fedjax_dp import errors
 from fedjax_dp.sweeps.axes import Axis, Choices, Values
 from fedjax_dp.sweeps.plan import Point, SweepConfig, points_of
-from fedjax_dp.sweeps.preparation import PreparedPoint
+from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, with_data
 from fedjax_dp.sweeps.settings import Record, goodness, metric_of, settings_of
 
 P = TypeVar("P", Point, PreparedPoint)
@@ -95,11 +95,11 @@ class Search(Generic[P]):
         self._reported = len(self._proposed)
 
 
-def search_of(sweep: SweepConfig) -> Search[Point]:
+def search_of(sweep: SweepConfig, sources: Sources) -> Search[Point]:
     """The search of a sweep of configurations."""
     return Search(
         sweep.axes_by_name,
-        lambda values, first: points_of(sweep, values, first),
+        lambda values, first: with_data(points_of(sweep, values, first), sources),
         trials=sweep.trials or 0,
         seeds=len(sweep.seeds),
         batch=sweep.search_batch,

@@ -8,13 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-import jax
-import numpy as np
-
 from fedjax_dp import devices, errors, hooks
 from fedjax_dp.data.store import FederatedData, require_clients
-from fedjax_dp.display import Card, displayed, plain, without_addresses
-from fedjax_dp.experiments import parameters
+from fedjax_dp.display import Card, displayed, plain
+from fedjax_dp.experiments import parameters, phases
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.folders import require_writable
 from fedjax_dp.models import Model, usual_model
@@ -31,7 +28,15 @@ from fedjax_dp.sweeps.engine import Job, evaluation_rounds_of
 from fedjax_dp.sweeps.halving import Halving
 from fedjax_dp.sweeps.parameter_paths import RUN_AXES, algorithm_of, integer_axes
 from fedjax_dp.sweeps.plan import SweepConfig, collect, digest, expand, law_of, require_plain_search, to_toml
-from fedjax_dp.sweeps.preparation import PreparedPoint, Sources, build, find_noise, refuse_halting
+from fedjax_dp.sweeps.preparation import (
+    PreparedPoint,
+    Sources,
+    build,
+    checksum_of_data,
+    find_noise,
+    refuse_halting,
+    with_data,
+)
 from fedjax_dp.sweeps.records import (
     SELECTION,
     SWEEP_FOLDER,
@@ -247,7 +252,7 @@ def sweep(
     for each in datas.values():
         require_clients(each)
     datas = {seed: sources.share(each) for seed, each in datas.items()}
-    digests = {seed: own.checksum for seed, own in datas.items()} if out is not None else {}
+    checksums = {seed: checksum_of_data(own) for seed, own in datas.items()} if out is not None else {}
 
     def prepare_point(index: int) -> PreparedPoint:
         values = points[index]
@@ -263,7 +268,7 @@ def sweep(
         )
         run, promise = prepare(planned_run)
         job = Job(run, evaluate_every, train_metrics, chunk_size)
-        identity = str(index) if out is None else _identity(values, job, digests[seed])
+        identity = str(index) if out is None else _identity(values, job, checksums[seed])
         return PreparedPoint(index, identity, values, run_options, job, promise.without_attack())
 
     def prepare_points(seedless: Sequence[Values], first: int = 0) -> list[PreparedPoint]:
@@ -336,9 +341,10 @@ def run_sweep(
     devices.cache_programs()
     search, sources = None, Sources()
     if sweep.search == "random":
-        points = {point.id: point for point in reversed(expand(sweep))}  # the first of equal random points
+        expanded = with_data(expand(sweep), sources)
+        points = {point.id: point for point in reversed(expanded)}  # the first of equal random points
     else:
-        search = search_of(sweep)
+        search = search_of(sweep, sources)
         search.next_points(_stored_records(out))
         points = search.points
     order = sorted(points.values(), key=lambda point: point.index)
@@ -473,11 +479,6 @@ def _unfinished_points(entries: Sequence[PreparedPoint], held: Iterable[Record])
 def _identity(values: Values, job: Job, data: str) -> str:
     """12 hexadecimal digits of everything that decides a point, equal in every process."""
     run = job.run
-    leaves, structure = jax.tree.flatten(run.algorithm)
-    words = (  # the form may not change: it lets folders continue
-        f"{structure} {run.model!r} {values!r} Job(algorithm=None, data=None, model=None, rounds={run.rounds!r}, "
-        f"seed={run.seed!r}, evaluate_every={job.evaluate_every!r}, train_metrics={job.train_metrics!r}, "
-        f"chunk_size={job.chunk_size!r}, parts={job.parts!r})"
-    )
-    text = without_addresses(words).encode() + data.encode()
-    return hashlib.sha256(text + b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()[:12]
+    settings = values, job[1:], run.rounds, run.seed, plain(vars(run.terms)), data
+    facts = settings, phases.checksums_of_values(run.algorithm, run.model)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]

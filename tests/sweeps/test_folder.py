@@ -15,15 +15,16 @@ import types
 import pytest
 from helpers import command_output, command_refusal, refusal
 from small_runs import QUIET, Stopped
-from sweep_points import of_all_but_times, recorded
+from sweep_points import of_all_but_times, point, recorded
 
 import fedjax_dp as fdp
-from fedjax_dp import errors, folders
+from fedjax_dp import errors, folders, own_code
 from fedjax_dp.experiments import config, configured
 from fedjax_dp.pytrees import equal
 from fedjax_dp.sweeps import cluster, folder
-from fedjax_dp.sweeps.plan import SweepConfig, digest, to_toml
-from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.plan import SweepConfig, digest, expand, to_toml
+from fedjax_dp.sweeps.preparation import Sources, with_data
+from fedjax_dp.sweeps.records import SWEEP_FOLDER, read_records
 from fedjax_dp.sweeps.sweep import run_sweep
 from fedjax_dp.tools import cli
 
@@ -317,6 +318,101 @@ def test_a_ray_cluster_loses_and_doubles_nothing_when_a_worker_is_killed(whole):
     ids = [json.loads(line)["point"] for line in lines]
     assert len(ids) == len(set(ids)) == 12
     assert histories("ray") == histories(whole[1])
+
+
+def write_store(labels=0, names=1):
+    """A store of two clients; with -1 their names, or the labels of the test records, stand in the opposite order."""
+    digits = fdp.load("digits")
+    digits = digits._replace(y_test=digits.y_test[:: labels or 1])
+    shutil.rmtree("store", ignore_errors=True)
+    parts = dict(zip(["north", "south"][::names], fdp.data.iid(digits, 2)))
+    fdp.data.save_store(fdp.federate(digits, parts), "store")
+
+
+def write_in(path, *texts):
+    return [lambda text=text: pathlib.Path(path).write_text(text) for text in texts]
+
+
+LOG = {"participation_log": "log.csv", "num_clients": 4, "noise_multiplier": 2.0}
+CHANGES = {  # the fields of a sweep, and a file of it before and after
+    "participation log": (LOG, write_in("log.csv", "round,client\n0,0\n0,1\n2,0\n", "round,client\n0,0\n2,1\n")),
+    "table": ({"dataset": "csv:t.csv"}, write_in("t.csv", *("a,b,label\n" + "1,2,0\n4,3,1\n" * n for n in (20, 21)))),
+    "code": ({"model": "net.py:net"}, write_in("net.py", "net = 1", "net = 2")),
+    "start": ({"start": "start.npz"}, write_in("start.npz", "one", "other")),
+    "names of clients": ({"dataset": "store:store"}, [write_store, lambda: write_store(names=-1)]),
+    "test records": ({"dataset": "store:store"}, [write_store, lambda: write_store(labels=-1)]),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_sweep_continues_only_with_the_files_that_its_points_had(name):
+    fields, (write, change) = CHANGES[name]
+    sweep = SweepConfig(base=BASE | fields, axes={"learning_rate": [0.1, 0.3]})
+
+    def plan():
+        return {one.id: (one.index, one.values) for one in with_data(expand(sweep), Sources())}
+
+    write()
+    about, before, where = folder.manifest_of("x", digest(sweep), (), (0,), 2), plan(), pathlib.Path("x")
+    where.mkdir()
+    SWEEP_FOLDER.write(where, about)
+    held = point(0, {"learning_rate": 0.1, "seed": 0}) | {"point": next(iter(before))}
+    (where / "points.jsonl").write_text(json.dumps(held) + "\n")
+    change()
+    words = refusal(folder.read_own, where, about, plan())
+    assert "1 points are not of this one, or their files, code or data have changed" in words
+    if name == "participation log":
+        assert words == refusal(lambda: run_sweep(sweep, where, screen=QUIET))
+    write()
+    assert plan() == before
+    assert folder.read_own(where, about, plan())[1] == [held]
+
+
+def test_a_worker_of_a_cluster_with_other_files_runs_nothing():
+    fields, (write, change) = CHANGES["table"]
+    write()
+    points = with_data(expand(SweepConfig(base=BASE | fields, axes={"learning_rate": [0.1, 0.3]})), Sources())
+    change()
+    words = refusal(cluster.run_points, [(one, None, None) for one in points], 1)
+    assert "data, code and files of learning_rate=0.1, seed=0 must be those of the machine of the sweep" in words
+
+
+NET = """
+from flax import linen as nn
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x): return nn.Dense(10)({}(x.reshape((x.shape[0], -1))))
+"""
+
+
+def test_a_sweep_of_values_continues_only_with_all_that_its_points_had(monkeypatch):
+    """Each argument by which a Guarantee or a result changes is another sweep; the same ones are the same."""
+    digits = fdp.load("digits")
+    parts, other = fdp.data.iid(digits, 2), digits._replace(y_test=digits.y_test[::-1])
+    numbers = {"local_steps": 1, "learning_rate": 0.1, "clip_norm": 1.0, "noise_multiplier": 4.0}
+    algorithm = fdp.dpnfl(cohort_size=2, batch_size=20, **numbers)
+
+    def data(*names, dataset=digits):
+        return fdp.federate(dataset, dict(zip(names, parts)) if names else parts)
+
+    def net(activation):
+        path = pathlib.Path(f"net{len(activation)}.py")  # sources are read when a point is identified
+        path.write_text(NET.format(activation))
+        return fdp.model(own_code.own("model", f"{path}:Net")(), data())
+
+    started = []
+    monkeypatch.setattr(sys.modules[run_sweep.__module__], "_run_in_folder", lambda *args: started.append(args[1:3]))
+    changes = [{"delta": delta} for delta in (1e-2, 1e-5)] + [{"participation": "once"}, {"view": "final_model"}]
+    changes += [{"data": data("north", "south")}, {"data": data("south", "north")}, {"data": data(dataset=other)}]
+    changes += [{"model": net("")}, {"model": net("nn.tanh")}, {"accountant": "rdp"}, {"rounds": 3}]
+    for change in ({}, *changes, {}):
+        usual = {"data": data(), "rounds": 2, "delta": 1e-3, "axes": {"learning_rate": [0.1, 0.3]}, "out": "x"}
+        fdp.sweep(algorithm, progress=False, **usual | change)
+    digests = [about["digest"] for about, _ in started]
+    ids = [one for _, points in started[1:] for one in points]
+    assert digests[0] == digests[-1]
+    assert len(set(digests)) == len(changes) + 1
+    assert len(set(ids)) == len(ids) == 2 * (len(changes) + 1)
 
 
 def test_points_of_a_lost_task_are_recorded_as_failed(monkeypatch):

@@ -20,6 +20,7 @@ from sweep_points import point
 from fedjax_dp import errors
 from fedjax_dp.accounting.guarantee import DeploymentSummary
 from fedjax_dp.data import load
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.sweeps import runner
 from fedjax_dp.sweeps.plan import expand, identity
 from fedjax_dp.tools.cli.reproduce import _print as print_reproduction
@@ -106,7 +107,10 @@ def test_every_run_of_a_recipe_resolves_and_is_in_its_sweep(name):
     for scale in SCALES:
         cells = cells_of(recipe, recipe.scales[scale])
         runs = {identity(cell.config(seed)) for cell in cells for seed in (0, 1)}
-        assert runs == {point.id for point in expand(sweep_of(cells, (0, 1), None))}
+        points = expand(sweep_of(cells, (0, 1), None))
+        assert runs == {point.id for point in points}
+        records = [json.loads(json.dumps(point.config.flat())) for point in points[:9]]  # as a folder holds them
+        assert runs >= {identity(RunSpec.of(config)) for config in records}
 
 
 @pytest.mark.parametrize("name", recipes())

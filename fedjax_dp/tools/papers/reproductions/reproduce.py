@@ -9,6 +9,7 @@ from typing import Any
 from fedjax_dp import errors, folders
 from fedjax_dp.experiments import environment
 from fedjax_dp.experiments.communication import parameters
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.privacy.guarantees import prepare, unverified_guarantee, with_least_noise
 from fedjax_dp.privacy.planned_run import PlannedRun
@@ -147,7 +148,7 @@ def _records(
     if len(sweep.points) * len(seeds) == 1:
         raise errors.refuse("panels and seeds", "a single run", "several runs", "fedjax-dp run does one")
     runs = run_sweep(sweep, folder / RUNS, name=recipe.name, screen=screen, bare=True)
-    by_id = {record["point"]: record for record in runs.records}
+    by_id = {identity(RunSpec.of(record["config"])): record for record in runs.records}
     return {cell.key: [by_id[identity(cell.config(seed))] for seed in seeds] for cell in cells}
 
 
