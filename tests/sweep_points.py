@@ -11,6 +11,7 @@ from scipy import stats
 from small_runs import Stopped
 
 from fedjax_dp.rounds.metrics import Evaluation
+from fedjax_dp.sweeps.records import SWEEP_FOLDER, read_records, seal_cost
 
 
 def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reason=None, config=None, **last):
@@ -50,9 +51,16 @@ def point(index, values, accuracies=(0.5, 0.6), status="done", epsilon=1.0, reas
 def sweep_folder(records, axes=("learning_rate",), **more):
     folder = pathlib.Path("sweep")
     folder.mkdir()
-    (folder / "sweep.json").write_text(json.dumps({"axes": axes, "points": len(records), "name": "mine"} | more))
+    about = {"axes": list(axes), "digest": "0", "points": len(records), "name": "mine"}
+    SWEEP_FOLDER.write(folder, about | more)
     (folder / "points.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     return folder
+
+
+def write_cost(folder, **cost):
+    """The cost of choosing among the points of a folder."""
+    about, records = read_records(folder)
+    (folder / "selection.json").write_text(json.dumps(seal_cost(cost, about, records)))
 
 
 def of_all_but_times(records):

@@ -15,7 +15,7 @@ from fedjax_dp import errors, folders, hooks
 from fedjax_dp.experiments import environment, parameters
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.sweeps.axes import Values, in_words
-from fedjax_dp.sweeps.records import PARAMS, POINTS, SELECTION, SWEEP, SWEEP_FOLDER, Record, read_records
+from fedjax_dp.sweeps.records import PARAMS, POINTS, SELECTION, SWEEP, SWEEP_FOLDER, Record, read_records, seal_cost
 from fedjax_dp.sweeps.runner import Keep, Trained
 
 Plan = Mapping[str, tuple[int, Values]]  # by the id of a point: its index and its values
@@ -170,4 +170,5 @@ def finish(folder: pathlib.Path, cost: dict[str, Any] | None) -> None:
         table.write(table.tidy(records, manifest["axes"]), folder)
         if any(record["status"] == "done" for record in records):
             hooks.plot_sweep(records, manifest["axes"], manifest["name"], folder / "sweep.png")
-        folders.write_json(folder / SELECTION, cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy})
+        cost = cost or {"epsilon": None, "short": no_privacy, "statement": no_privacy}
+        folders.write_json(folder / SELECTION, seal_cost(cost, manifest, records))

@@ -19,8 +19,9 @@ RENEWAL = "run the sweep in another folder"
 SWEEP_FOLDER = folders.FolderKind(
     name="sweep",
     manifest="sweep.json",
-    fields={"axes": list},
+    fields={"axes": list, "digest": str},
     beginning=(SWEEP,),
+    format=("format", 1),
     remedy="fedjax-dp sweep writes one",
     renewal=RENEWAL,
 )
@@ -40,19 +41,27 @@ PARTS: dict[str, type | tuple[type, ...]] = {
 }
 
 
+def seal_cost(cost: Mapping[str, Any], manifest: Mapping[str, Any], records: Sequence[Record]) -> dict[str, Any]:
+    """The cost of choosing with a checksum of itself, of its sweep and of the points that it covers."""
+    plain = {name: value for name, value in cost.items() if name != "seal"}
+    sealed = {"cost": plain, "sweep": manifest["digest"], "points": sorted(record["point"] for record in records)}
+    return plain | {"seal": folders.checksum_of(sealed)}
+
+
 def read_selection_cost(
     folder: pathlib.Path, records: Sequence[Record], measure: Measure | None = None
 ) -> dict[str, Any] | None:
     """The cost of choosing by a metric, the main one by default; None if it is not known yet.
 
-    Raises: ConfigurationError for a file that the sweep did not write.
+    Raises: ConfigurationError for a file that the sweep did not write for these points.
     """
     path = folder / SELECTION
     if not path.is_file():
         return None
     cost = folders.read_json(path)
-    if not isinstance(cost, dict) or not isinstance(cost.get("short"), str):
-        raise errors.refuse(str(path), "something else", "a JSON object with what choosing costs")
+    if not isinstance(cost, dict) or cost != seal_cost(cost, SWEEP_FOLDER.read(folder), records):
+        got = "one of other points, or one that was changed since"
+        raise errors.refuse(str(path), got, "as the sweep wrote it", "remove it and run the sweep again")
     return cost_by_metric(cost, records, measure)
 
 

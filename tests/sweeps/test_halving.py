@@ -18,7 +18,7 @@ from fedjax_dp.sweeps import selection_cost
 from fedjax_dp.sweeps.folder import read_own
 from fedjax_dp.sweeps.halving import Halving, Rung, is_done_until, key_of, rungs_of
 from fedjax_dp.sweeps.plan import SweepConfig, digest, to_toml
-from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.records import SWEEP_FOLDER, read_records
 from fedjax_dp.tools import cli
 
 AXES = ("learning_rate",)
@@ -120,7 +120,7 @@ def test_a_file_names_halving_and_a_digest_distinguishes_it(tmp_path):
 def test_a_sweep_with_halving_does_not_grow(tmp_path):
     about = {"digest": "one", "axes": [], "points": 9, "name": "x", "versions": {}, "device": {}}
     record = point(0, {"seed": 0})
-    (tmp_path / "sweep.json").write_text(json.dumps(about | {"halving": 3}))
+    SWEEP_FOLDER.write(tmp_path, about | {"halving": 3})
     (tmp_path / "points.jsonl").write_text(json.dumps(record) + "\n")
     plan = {record["point"]: (0, record["values"])}
     for other in (about | {"digest": "two", "halving": 3, "points": 12}, about | {"digest": "two"}):
@@ -129,7 +129,7 @@ def test_a_sweep_with_halving_does_not_grow(tmp_path):
 
 
 def test_of_a_points_lines_the_first_that_ended_counts_else_the_last(tmp_path):
-    (tmp_path / "sweep.json").write_text(json.dumps({"axes": []}))
+    SWEEP_FOLDER.write(tmp_path, {"axes": [], "digest": "0"})
     short, long = (point(0, {"seed": 0}, [0.1] * n, "stopped") for n in (1, 2))
     ended, failed = point(0, {"seed": 0}, [0.1] * 3), point(0, {"seed": 0}, [], "failed")
     for lines, counts in (

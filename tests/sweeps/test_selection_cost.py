@@ -8,9 +8,9 @@ import re
 
 import numpy as np
 import pytest
-from helpers import CLASSES
+from helpers import CLASSES, refusal
 from small_runs import QUIET
-from sweep_points import point, sweep_folder
+from sweep_points import point, sweep_folder, write_cost
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting import NegativeBinomialTrials
@@ -20,7 +20,7 @@ from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.sweeps.engine import Job
 from fedjax_dp.sweeps.preparation import PreparedPoint
-from fedjax_dp.sweeps.records import read_records
+from fedjax_dp.sweeps.records import SWEEP_FOLDER, read_records, read_selection_cost
 from fedjax_dp.sweeps.selection_cost import cost_of_choosing
 from fedjax_dp.tasks.measures import PUBLIC_TESTS, measures_of, private_records
 from fedjax_dp.tools import cli
@@ -149,7 +149,7 @@ def test_every_metric_but_those_of_a_public_test_set_looks_at_private_records():
 
 
 def folder_of(**more):
-    """A finished sweep whose file states a finite cost, as earlier versions wrote it."""
+    """A finished sweep whose file states a finite cost."""
     values = [("dpnfl", 0.1), ("dpnfl", 0.3), ("addpnfl", 0.1), ("addpnfl", 0.3)]
     records = [
         point(
@@ -164,8 +164,8 @@ def folder_of(**more):
         for at, (name, rate) in enumerate(values)
     ]
     folder = sweep_folder(records, ["algorithm", "learning_rate"])
-    content = {"epsilon": 2.253, "short": "seeing these costs epsilon 2.253", "statement": "it costs epsilon 2.253"}
-    (folder / "selection.json").write_text(json.dumps(content))
+    words = {"short": "seeing these costs epsilon 2.253", "statement": "it costs epsilon 2.253"}
+    write_cost(folder, epsilon=2.253, **words)
     return folder
 
 
@@ -208,9 +208,33 @@ def test_an_opened_sweep_and_its_report_ask_it_too(more):
     assert ("epsilon 2.253" in text) is free
 
 
+OTHERS = {
+    "more points": lambda about, records: (about, [*records, records[0] | {"point": "another"}]),
+    "fewer points": lambda about, records: (about, records[1:]),
+    "another sweep": lambda about, records: (about | {"digest": "grown"}, records),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS)
+def test_a_cost_of_choosing_holds_for_the_points_of_its_own_sweep_alone(change):
+    """Foreign points, lost points, a file put back into a sweep that has grown, and an epsilon written by hand."""
+    folder = folder_of()
+    about, records = read_records(folder)
+    assert read_selection_cost(folder, records)["epsilon"] == 2.253
+    about, records = OTHERS[change](about, records)
+    SWEEP_FOLDER.write(folder, about)
+    (folder / "points.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    line = "selection.json must be as the sweep wrote it, got one of other points, or one that was changed since"
+    assert line in refusal(fdp.open_sweep, folder)
+    write_cost(folder, epsilon=2.253)
+    written = (folder / "selection.json").read_text()
+    (folder / "selection.json").write_text(written.replace("2.253", "1.0"))
+    assert line in refusal(fdp.open_sweep, folder)
+
+
 def test_a_choice_among_runs_without_privacy_has_none_to_state():
     folder = folder_of(guarantee={"epsilon": None, "statement": "no privacy"}, **CLIENTS)
-    (folder / "selection.json").write_text(json.dumps({"epsilon": None, "short": "no point is private"}))
+    write_cost(folder, epsilon=None, short="no point is private")
     assert fdp.open_sweep(folder).choosing["short"] == "no point is private"
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from helpers import MEASURES, command_output, command_refusal, refusal
 from scipy import stats
-from sweep_points import point, sweep_folder, textbook_interval
+from sweep_points import point, sweep_folder, textbook_interval, write_cost
 
 from fedjax_dp import errors
 from fedjax_dp.experiments import config
@@ -326,7 +326,7 @@ def test_python_states_the_cost_of_choosing_in_the_words_of_the_command_line(cap
     )
     unknown = "the privacy cost of choosing is not known before the sweep is complete"
     assert unknown in " ".join(repr(open_sweep(folder).best()).split())
-    (folder / "selection.json").write_text(json.dumps({"short": "choosing costs epsilon 2", "statement": "more"}))
+    write_cost(folder, short="choosing costs epsilon 2", statement="more")
     assert cli.main(["best", "sweep"]) == 0
     statement = "choosing costs epsilon 2; sweep/selection.json says more"
     assert statement in capsys.readouterr().err

@@ -4,7 +4,9 @@ import itertools
 import json
 
 import numpy as np
-from sweep_points import point
+from sweep_points import point, write_cost
+
+from fedjax_dp.sweeps.records import SWEEP_FOLDER
 
 HOSTILE = "</script><img src=x onerror=document.title='broken'>&amp;\u2028'\"${1}"
 
@@ -16,9 +18,7 @@ def write_sweep(folder, axes, clip_norms=(0.5, 2.0), lost=(7, 31)):
     random = np.random.default_rng(0)
     settings = list(itertools.product(*axes.values()))
     about = {"name": "sixty", "digest": "0", "axes": list(axes), "points": 5 * len(settings), "seeds": list(range(5))}
-    (folder / "sweep.json").write_text(
-        json.dumps(about | {"versions": {"jax": "0"}, "device": {"count": 1, "kind": "cpu"}})
-    )
+    SWEEP_FOLDER.write(folder, about | {"versions": {"jax": "0"}, "device": {"count": 1, "kind": "cpu"}})
     lines = []
     for index, (setting, seed) in enumerate(itertools.product(settings, range(5))):
         values = dict(zip(axes, setting)) | {"seed": seed}
@@ -34,5 +34,5 @@ def write_sweep(folder, axes, clip_norms=(0.5, 2.0), lost=(7, 31)):
         promise |= {"accountant": "rdp", "assumptions": ["made up"], "warnings": [], "claims": []}
         lines.append(json.dumps(record))
     (folder / "points.jsonl").write_text("\n".join(lines) + "\n")
-    (folder / "selection.json").write_text(json.dumps({"short": "choosing costs", "statement": "choosing costs much"}))
+    write_cost(folder, short="choosing costs", statement="choosing costs much")
     return folder
