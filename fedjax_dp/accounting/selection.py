@@ -35,8 +35,8 @@ from fedjax_dp.display import finite, upward
 
 CONDITIONS = (
     "the number of trials was drawn from that law and kept secret, each trial drew its hyperparameters independently "
-    "of the data and its noise afresh, trials were ranked by what they release or by public data, and only the best is "
-    "published"
+    "of the data, and its noise, batches and cohorts afresh, trials were ranked by what they release or by public "
+    "data, and only the best is published"
 )
 Ledgers = Sequence[Sequence[Event]]  # runs, of each the event of every client, as `privacy.client_events` makes them
 Trial = tuple[frozenset[Event], ...]  # of each part of a trial, what it may release
@@ -98,7 +98,7 @@ class SelectionCost:
         whom = f" for one {self.unit} ({self.adjacency.value} neighbours)" if self.unit and self.adjacency else ""
         scope = f"at delta {self.delta:g}{whom}"
         published = (
-            f"by composition, accountant {self.accountant}, if every run draws its noise afresh; "
+            f"by composition, accountant {self.accountant}, if every run draws its noise, batches and cohorts afresh; "
             f"one run costs at most {_in_words(self.single)}"
         )
         if self.moving:

@@ -56,7 +56,8 @@ BY_PROBES = (
     "Test records are taken as public. A choice by a probe, such as the loss of clients' batches, has no epsilon."
 )
 SIMULATED = (
-    "Points of this simulation share the noise of their seed; in a real deployment each would need independent noise."
+    "Points of this simulation share the noise, batches and cohorts of their seed; in a real deployment each would "
+    "need to draw them afresh."
 )
 SHOW_ROUNDS = (View.UPLOADS, View.SECURE_SUM, View.BROADCAST)  # views in which every round's model is released
 STOPPED = (

@@ -391,6 +391,18 @@ def test_a_fixed_grid_costs_the_composition_whatever_repetition_would_cost():
         assert words in str(cost), words
 
 
+def test_runs_that_share_their_batches_cost_more_than_what_is_stated_for_fresh_ones():
+    """The mean of 20 sums of one batch has the noise of one divided by the root of 20."""
+
+    def run(noise):
+        return [accounting.GaussianSteps(noise, accounting.Poisson(0.01), ADD_REMOVE, 1000)]
+
+    cost, shared = selection_cost([run(2.0)] * 20, 1e-5), epsilon_of(*run(2 / math.sqrt(20)), 1e-5)
+    assert cost.epsilon == pytest.approx(3.19, abs=0.005)
+    assert shared == pytest.approx(19.2, abs=0.05)
+    assert "if every run draws its noise, batches and cohorts afresh" in str(cost)
+
+
 def test_repetition_applies_where_the_number_of_runs_was_drawn():
     trials = NegativeBinomialTrials.of_mean(4)
     runs, candidates = [[steps(3.0)]] * 4, [[steps(2.0)]]

@@ -258,8 +258,9 @@ def test_a_cost_says_what_it_does_not_cover():
     private, shown = entries(PUBLIC, PUBLIC), entries(PUBLIC, entry=fdp.cpfed, view="secure_sum")
     statement = cost_of_choosing(private, False, None, QUIET)["statement"]
     for words in (
-        "if every run draws its noise afresh",
-        "share the noise of their seed",
+        "if every run draws its noise, batches and cohorts afresh",
+        "its noise, batches and cohorts afresh, trials were ranked",
+        "share the noise, batches and cohorts of their seed",
         "All against a server that sees every upload",
         "not for a fixed grid",
     ):
