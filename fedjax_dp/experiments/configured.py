@@ -112,7 +112,7 @@ def _prepare(config: RunSpec, screen: Screen, goes_on: bool = False) -> Experime
             planned,
             execution,
             on_host=on_host,
-            checksums={"data": population.checksum(config.data, data), **run_folder.files_of(config)},
+            checksums=population.checksums(data, config.data) | run_folder.files_of(config),
             progress=progress,
             notes=chosen,
         )

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedjax_dp import errors
 from fedjax_dp.accounting import Unit
+from fedjax_dp.accounting.composed_phases import digest_of_names
 from fedjax_dp.data import (
     Dataset,
     FederatedData,
@@ -81,11 +82,14 @@ def notes(config: PopulationConfig, data: FederatedData) -> list[str]:
     return lines
 
 
-def checksum(config: PopulationConfig, data: FederatedData) -> str:
-    """Checksum of the records of a configuration's clients; does not read those of a store."""
-    if kind_of(config.dataset) == "store":
-        return noted_checksum(config.dataset.partition(":")[2])
-    return data.checksum
+def checksums(data: FederatedData, config: PopulationConfig | None = None) -> dict[str, str]:
+    """Checksums of clients' records and names, by name; does not read the records of a configuration's store."""
+    if config is not None and kind_of(config.dataset) == "store":
+        records = noted_checksum(config.dataset.partition(":")[2])
+    else:
+        records = data.checksum
+    names = None if data.names is None else digest_of_names(data.names.listed)
+    return {"data": records} | ({} if names is None else {"names of clients": names[:8]})
 
 
 def _normalise(dataset: Dataset, constants: str | None) -> Dataset:

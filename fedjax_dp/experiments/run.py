@@ -14,7 +14,7 @@ from fedjax_dp.data.store import FederatedData, require_clients
 from fedjax_dp.display import words
 from fedjax_dp.execution import distributed
 from fedjax_dp.execution.mesh import Execution, all_devices
-from fedjax_dp.experiments import configured, phases, run_folder
+from fedjax_dp.experiments import configured, phases, population, run_folder
 from fedjax_dp.experiments.config import CONFIGURED, RunSpec
 from fedjax_dp.experiments.console import Screen
 from fedjax_dp.experiments.run_folder import RUN_FOLDER, Continuation
@@ -169,7 +169,7 @@ def _describe(algorithm: Algorithm, model: Model, data: FederatedData) -> dict[s
 
 
 def _checksums(algorithm: Algorithm, data: FederatedData, model: Model) -> dict[str, str]:
-    return {"data": data.checksum, **phases.checksums_of_values(algorithm, model)}
+    return population.checksums(data) | phases.checksums_of_values(algorithm, model)
 
 
 def _architecture(model: Model, data: FederatedData) -> str | None:

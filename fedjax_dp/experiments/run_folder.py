@@ -311,7 +311,7 @@ def require_own_data(path: pathlib.Path, config: configs.RunSpec, data: Federate
     """Refuse other data than those that a folder's configuration names."""
     manifest = RUN_FOLDER.read(path)
     if configs.RunSpec.of(manifest["config"] | {"devices": "auto"}).data == config.data:
-        require_same(manifest, manifest["checksums"] | {"data": population.checksum(config.data, data)})
+        require_same(manifest, manifest["checksums"] | population.checksums(data, config.data))
 
 
 def require_same(manifest: Manifest, checksums: Mapping[str, str]) -> None:

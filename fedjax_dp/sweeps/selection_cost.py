@@ -197,9 +197,10 @@ def _words(epsilon: float) -> str:
 
 
 def _prices_values(entry: PreparedPoint) -> bool:
-    """Whether what a run releases also depends on its clip norm, rates or number of parameters."""
-    algorithm = entry.job.run.algorithm
-    return bool(algorithm.transport.resolution or field_of(mechanism_of(algorithm), "literal"))
+    """Whether what a run releases also depends on FREE fields, such as where they choose its noise or cohorts."""
+    algorithm, point = entry.job.run.algorithm, entry.point
+    prepares = point is not None and point.config.entry.prepare is not None
+    return bool(prepares or algorithm.transport.resolution or field_of(mechanism_of(algorithm), "literal"))
 
 
 def _unknown_cost(reason: str) -> dict[str, Any]:

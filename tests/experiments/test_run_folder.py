@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers import refusal, usual
 from safetensors.numpy import load_file
-from small_runs import QUIET, Stopped, dpnfl, stop_at
+from small_runs import QUIET, Stopped, dpnfl, run_killed, stop_at
 
 import fedjax_dp as fdp
 from fedjax_dp import errors, folders
@@ -181,6 +181,17 @@ def test_a_run_of_values_goes_on_with_the_same_values_only(data):
     assert "model of the run must be unchanged" in refusal(
         fdp.resume, "x", dpnfl(), data, model=fdp.mlp(data.record_shape, data.classes)
     )
+
+
+@pytest.mark.slow
+def test_a_run_of_values_goes_on_with_the_same_names_of_clients_only():
+    """Else two clients exchange the budgets that their names say, in the middle of a run."""
+    digits, names = fdp.load("digits"), ["north", "south"]
+    data, swapped = (fdp.federate(digits, dict(zip(who, fdp.data.iid(digits, 2)))) for who in (names, names[::-1]))
+    algorithm, words = dpnfl(cohort_size=2, noise_multiplier=0.0), {"epsilon": "north=1,south=4", "delta": 1e-3}
+    run_killed(algorithm, data, "x", after=1, rounds=2, checkpoint_every=1, **words)
+    assert "names of clients of the run must be unchanged" in refusal(fdp.resume, "x", algorithm, swapped)
+    assert fdp.resume("x", algorithm, data).finished
 
 
 @pytest.mark.slow

@@ -14,11 +14,13 @@ from sweep_points import point, sweep_folder, write_cost
 
 import fedjax_dp as fdp
 from fedjax_dp.accounting import NegativeBinomialTrials
+from fedjax_dp.experiments.config import RunSpec
 from fedjax_dp.models import logistic_regression
 from fedjax_dp.privacy.guarantees import verified_guarantee
 from fedjax_dp.privacy.planned_run import plan_run
 from fedjax_dp.privacy.terms import PrivacyTerms
 from fedjax_dp.sweeps.engine import Job
+from fedjax_dp.sweeps.plan import Point
 from fedjax_dp.sweeps.preparation import PreparedPoint
 from fedjax_dp.sweeps.records import SWEEP_FOLDER, read_records, read_selection_cost
 from fedjax_dp.sweeps.selection_cost import cost_of_choosing
@@ -282,6 +284,14 @@ def test_random_search_prices_repetition_only_where_all_trials_cost_alike():
     assert "Whoever sees this folder sees all points" in told["statement"]
     told = cost(PUBLIC, federated(clients=4), drawn=True, law=law)
     assert (told["applies"], told["epsilon_repetition"]) == ("composition", None)
+
+
+def test_repetition_has_no_price_where_an_entry_chooses_noise_by_values_that_a_trial_may_draw():
+    """DP-FTRL takes the noise with the least error for its momentum: with another one it releases something else."""
+    for name, applies in (("dp_fedavg", "repetition"), ("dp_ftrl", "composition")):
+        point = Point(0, "", {}, RunSpec.of({"algorithm": name}))
+        made = [dataclasses.replace(one, point=point) for one in entries(PUBLIC, PUBLIC, entry=fdp.dp_fedavg)]
+        assert cost_of_choosing(made, True, NegativeBinomialTrials.of_mean(2), QUIET)["applies"] == applies
 
 
 def test_repetition_has_no_price_where_an_event_depends_on_values_that_a_trial_may_draw():

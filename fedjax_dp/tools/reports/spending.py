@@ -18,7 +18,7 @@ from fedjax_dp.experiments import config as configs
 from fedjax_dp.experiments import run_folder
 from fedjax_dp.experiments.build import planned_of
 from fedjax_dp.experiments.console import Screen
-from fedjax_dp.experiments.population import build_data, checksum
+from fedjax_dp.experiments.population import build_data, checksums
 from fedjax_dp.experiments.round_ledger import read_ledger
 from fedjax_dp.models.origins import LEDGER
 from fedjax_dp.own_code import is_file_name
@@ -55,7 +55,7 @@ def epsilon_by_round(path: pathlib.Path, about: Mapping[str, Any], epsilon: floa
             f"the files of {kind} are missing, and a report downloads nothing; set FEDJAX_DP_DATA to their folder"
         )
     data = build_data(config.data)
-    run_folder.require_same(about, {"data": checksum(config.data, data)})
+    run_folder.require_same(about, checksums(data, config.data))
     rounds = config.training.rounds
     with screen.counter("calibrating the noise again") as count:
         planned, promise = prepare(planned_of(config, data), count)
