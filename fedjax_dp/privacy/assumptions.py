@@ -12,7 +12,7 @@ from fedjax_dp.accounting.plain_words import epsilon_warnings
 from fedjax_dp.data.store import FederatedData
 from fedjax_dp.parts import facts
 from fedjax_dp.parts.noise import correlated_source
-from fedjax_dp.privacy.client_events import participation_mode, remembers
+from fedjax_dp.privacy.client_events import message_size, participation_mode, remembers
 from fedjax_dp.privacy.planned_run import PlannedRun
 from fedjax_dp.privacy.protection import unit_of
 
@@ -71,7 +71,8 @@ def _of_rounds(run: PlannedRun, steps: Sequence[Any]) -> list[str]:
             "the number of clients, their shares and all divisors are public constants, whoever takes part",
             "the server sums, clips nothing itself and adds the noise honestly"
             if not algorithm.upload.shared_noise
-            else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary",
+            else f"every client of a cohort adds its share of the noise, {colluders} of them help the adversary; "
+            f"an update has {message_size(run):,} parameters, each of which is rounded",
         ]
         if correlated_source(algorithm.upload) is not None:
             counted = "each pass of rounds as one release" if hidden else "as one release of the whole run"

@@ -199,8 +199,7 @@ class ReleaseTable:
         cohort, num_clients = run.population
         sampling, adjacency = client_sampling(run)
         of_pass = 1 if isinstance(sampling, FullBatch) else cohort.rounds_per_pass(num_clients)
-        tensors = tensor_sizes(jax.eval_shape(run.model.init, run_key(0)))
-        size = Part(tensors, run.algorithm.local.sent_tensors(run.model)).size
+        size = message_size(run)
         members = cohort.capacity(num_clients)
         shared = upload.shared_noise
         honest = honest_of(run.algorithm, run.data, run.view, min(run.helpers, members - 1)) if shared else members
@@ -216,6 +215,12 @@ class ReleaseTable:
             return joined(list(map(at_level, self.levels.factors, self.rounds, attendance.counts)))
 
         return of_rounds
+
+
+def message_size(run: PlannedRun) -> int:
+    """Number of parameters in an update that a client sends."""
+    tensors = tensor_sizes(jax.eval_shape(run.model.init, run_key(0)))
+    return Part(tensors, run.algorithm.local.sent_tensors(run.model)).size
 
 
 def participation_mode(run: PlannedRun) -> str:

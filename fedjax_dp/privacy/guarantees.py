@@ -56,8 +56,6 @@ def calibrate(
     if terms.stop_at_epsilon is not None:
         raise errors.refuse("stop_at_epsilon", terms.stop_at_epsilon, "left out of calibrate", "give epsilon= alone")
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
-    if model is None and run.unit is Unit.CLIENT and algorithm.upload.shared_noise:
-        raise _missing_model()
     noised = with_least_noise(run, progress)
     if run.terms.sigma_mode not in hooks.NOISE_RULES:
         verify_custom_parts(noised)
@@ -175,14 +173,7 @@ def guarantee(
     """
     terms = PrivacyTerms(**privacy)
     run = plan_run(algorithm, data, rounds=rounds, seed=seed, model=model, terms=terms)
-    if model is None and run.unit is Unit.CLIENT and algorithm.upload.shared_noise:
-        raise _missing_model()
     return prepare(run, progress).guarantee
-
-
-def _missing_model() -> errors.ConfigurationError:
-    remedy = "its sensitivity grows with the number of parameters"
-    return errors.refuse("model", "none", "the model that is trained, under integer noise", remedy)
 
 
 def verified_guarantee(run: PlannedRun, progress: Callable[[int, int], None] | None = None) -> Guarantee:

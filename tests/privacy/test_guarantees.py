@@ -440,13 +440,18 @@ def test_the_basis_says_where_rounding_lets_another_accountant_in(data):
     assert "Renyi" not in usual
 
 
-def test_integer_noise_is_not_counted_for_a_model_that_nobody_named():
+def test_a_guarantee_of_integer_noise_names_the_size_of_the_model_that_it_counts():
     secure = fdp.parts.SecureSum(fractional_bits=6)
     steps = {"cohort_size": 3, "batch_size": 2, "local_steps": 1, "learning_rate": 0.1}
     integer = fdp.dp_fedavg(clip_norm=0.5, noise_multiplier=6.0, noise="shared", secure=secure, **steps)
-    terms = {"rounds": 2, "delta": 1e-3, "accountant": "rdp"}
-    assert "the model that is trained" in refusal(fdp.guarantee, integer, ragged_data([20] * 4), **terms)
-    assert "the model that is trained" in refusal(fdp.calibrate, integer, ragged_data([20] * 4), epsilon=4.0, **terms)
+    data, terms = ragged_data([20] * 4), {"rounds": 2, "delta": 1e-3, "accountant": "rdp"}
+    usual, larger = (
+        fdp.guarantee(integer, data, **terms, model=model)
+        for model in (None, fdp.models.mlp(data.record_shape, data.classes, hidden=(100,)))
+    )
+    assert "an update has 12 parameters" in " ".join(usual.assumptions)
+    assert "an update has 703 parameters" in " ".join(larger.assumptions)
+    assert usual.epsilon < larger.epsilon
 
 
 def test_draws_one_by_one_have_keys_of_their_own():
