@@ -23,7 +23,7 @@ from fedjax_dp.accounting.accountants import ATTAINED, epsilon_of
 from fedjax_dp.accounting.calibrate import noise_multiplier_for
 from fedjax_dp.accounting.guarantee import Claim, Verdict
 from fedjax_dp.accounting.participation import participation_quantile, participation_tail
-from fedjax_dp.display import downward, upward
+from fedjax_dp.display import downward
 from fedjax_dp.tools.papers import theorems
 from fedjax_dp.tools.papers.row import PaperRow
 from fedjax_dp.tools.papers.wang import WANG_RDP
@@ -50,7 +50,7 @@ Tasks = Iterator[Callable[[], PaperRow]]
 
 def _in_words(epsilon: float) -> str:
     """An attained epsilon in words; losses above 700 are not resolved."""
-    return upward(epsilon) if math.isfinite(epsilon) else "more than 700"
+    return downward(epsilon) if math.isfinite(epsilon) else "more than 700"
 
 
 def _fixed_size(batch: int, records: int, count: int, noise: float = 1.0) -> GaussianSteps:
