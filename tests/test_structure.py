@@ -12,9 +12,9 @@ MOST = {
     "keywords of dpnfl": 22,
     "modules of the core that import tools": 0,
     "public class names that stand twice": 0,
-    "lines of the core": 46_513,
+    "lines of the core": 46_510,
     "lines of tools": 19_190,
-    "lines of tests": 47_282,
+    "lines of tests": 47_287,
 }
 
 
