@@ -14,7 +14,7 @@ MOST = {
     "public class names that stand twice": 0,
     "lines of the core": 46_510,
     "lines of tools": 19_190,
-    "lines of tests": 47_287,
+    "lines of tests": 47_288,
 }
 
 
